@@ -1,0 +1,37 @@
+# Two commands: `make demo` and `make test`. Each sets up its own virtual environment, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint types docs clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+# Installed anew only when what it is made from changes.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "mapl needs Python 3.11 or newer; try make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing mapl and what it needs into $(VENV) (about a minute, once)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## MAPL on handwritten digits, against its control arm, with pictures
+	@$(BIN)/mapl demo
+
+test: $(STAMP) ## all tests, with coverage
+	@$(BIN)/python -m pytest -n auto --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+lint: $(STAMP) ## ruff, as CI runs it
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy --strict
+	@$(BIN)/mypy
+
+docs: $(STAMP) ## write docs/recipe.md from the settings themselves
+	@$(BIN)/python -m mapl.report.reference > docs/recipe.md
+
+clean: ## remove the environment and the caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

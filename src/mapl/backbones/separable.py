@@ -1,0 +1,29 @@
+"""A small depthwise-separable network."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mapl.backbones._blocks import conv_bn_relu, pooled
+
+__all__ = ["Separable"]
+
+
+def separable(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    """One filter a channel, then a 1×1 convolution across channels."""
+    return nn.Sequential(conv_bn_relu(inputs, inputs, stride, groups=inputs), conv_bn_relu(inputs, outputs, kernel=1))
+
+
+class Separable(nn.Sequential):
+    """A stem and three depthwise-separable convolutions."""
+
+    name = "separable"
+
+    def __init__(self, image: tuple[int, int, int], embedding: int):
+        super().__init__(
+            conv_bn_relu(image[0], 24),
+            separable(24, 48),
+            separable(48, 96, stride=2),
+            separable(96, 96),
+            pooled(96, embedding),
+        )

@@ -1,0 +1,153 @@
+"""Runs side by side: accuracy, what it cost, and the collaboration gain.
+
+The collaboration gain of an arm is its accuracy less that of its own twin without letters: the same recipe and seed on
+the empty network. Everything else about the two is equal, shards and first weights included, so the difference is what
+the letters bought.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from mapl.clusters import share_inside
+from mapl.history import Record
+from mapl.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and the half-width of its 95 % interval (None with fewer than two seeds)."""
+
+    mean: float
+    interval: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        if len(values) < 2:
+            return Estimate(fmean(values), None)
+        quantile = float(student.ppf(0.975, len(values) - 1))
+        return Estimate(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
+
+    def text(self, scale: float = 100, sign: str = "") -> str:
+        interval = "" if self.interval is None else f" ± {scale * self.interval:.1f}"
+        return f"{scale * self.mean:{sign}.1f}{interval}"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """All the seeds of one recipe."""
+
+    label: str
+    method: str
+    seeds: list[int]
+    rounds: int
+    accuracy: Estimate
+    """Mean over clients at the last test, over seeds."""
+    spread: float
+    """Population standard deviation over clients, mean over seeds."""
+    gain: Estimate | None
+    """Collaboration gain over the same seeds; None where no control arm was given."""
+    inside: float | None
+    """Share of the weight given to others that stays inside the true clusters, mean over seeds."""
+    messages: float
+    bytes: float
+    seconds: float
+    is_control: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(records: Sequence[Record]) -> list[Arm]:
+    """The runs as arms, seeds of one recipe together, in the order in which they were first given."""
+    arms: dict[str, list[Record]] = {}
+    for record in records:
+        arms.setdefault(_key(record.recipe), []).append(record)
+    labels = dict(zip(arms, _labels([runs[0].recipe for runs in arms.values()]), strict=True))
+    return [_arm(labels[key], runs, arms.get(_control_key(runs[0].recipe), [])) for key, runs in arms.items()]
+
+
+def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
+    control = {record.recipe.seed: record.mean for record in controls}
+    gains = [r.mean - control[r.recipe.seed] for r in runs if r.recipe.seed in control]
+    is_control = _is_control(runs[0].recipe)
+    shares = [s for r in runs if not math.isnan(s := share_inside(r.weights(), [c.cluster for c in r.clients]))]
+    return Arm(
+        label=label,
+        method=runs[0].recipe.method.name,
+        seeds=[r.recipe.seed for r in runs],
+        rounds=min(len(r.rounds) for r in runs),
+        accuracy=Estimate.of([r.mean for r in runs]),
+        spread=fmean(r.std for r in runs),
+        gain=Estimate.of(gains) if gains and not is_control else None,
+        inside=fmean(shares) if shares else None,
+        messages=fmean(r.messages for r in runs),
+        bytes=fmean(r.bytes for r in runs),
+        seconds=fmean(r.seconds for r in runs),
+        is_control=is_control,
+    )
+
+
+def _tree(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(
+        mode="json", exclude={"name": True, "seed": True, "checkpoint": True, "evaluate": {"every"}}
+    )
+
+
+def _key(recipe: Recipe) -> str:
+    return json.dumps(_tree(recipe), sort_keys=True)
+
+
+def _control_key(recipe: Recipe) -> str:
+    tree = _tree(recipe)
+    tree["network"]["topology"]["name"] = "none"
+    return json.dumps(tree, sort_keys=True)
+
+
+def _is_control(recipe: Recipe) -> bool:
+    return recipe.network.topology.name == "none"
+
+
+def _labels(recipes: Sequence[Recipe]) -> list[str]:
+    """What distinguishes each arm from the others, in words."""
+    flat = [_flat(_tree(recipe)) for recipe in recipes]
+    differing = [k for k in flat[0] if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flat}) > 1]
+    labels = []
+    for recipe, values in zip(recipes, flat, strict=True):
+        notes = [_DISTINCTIVE[key](values.get(key)) for key in differing]
+        control = ["no letters"] if _is_control(recipe) and recipe.method.name != "local" else []
+        labels.append(", ".join([recipe.method.name, *notes, *control]))
+    return _distinct(labels, flat)
+
+
+def _distinct(labels: list[str], flat: list[dict[str, Any]]) -> list[str]:
+    """Labels that are still equal get the keys that tell their recipes apart."""
+    result = []
+    for label, values in zip(labels, flat, strict=True):
+        twins = [f for other, f in zip(labels, flat, strict=True) if other == label]
+        keys = [k for k in values if any(f.get(k) != values[k] for f in twins) and k != "network.topology.name"]
+        result.append(", ".join([label, *(f"{k}={values[k]}" for k in keys)]))
+    return result
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+_DISTINCTIVE = {
+    "data.name": str,
+    "partition.scenario": lambda value: f"scenario {value}",
+    "clients": lambda value: f"{value} clients",
+    "model.backbones": lambda value: "one backbone" if len(set(value)) == 1 else f"{len(set(value))} backbones",
+}
+"""Settings that a reader knows without being told their key, and how they are said."""

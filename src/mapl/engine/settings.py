@@ -1,0 +1,28 @@
+"""How a client trains; every engine reads the same settings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainSettings(BaseModel):
+    """Local training."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(1, ge=1, description="E: local epochs a round.")
+    batch: int = Field(
+        64, ge=2, description="Images a batch; a short last batch is dropped, a shard below it is one batch."
+    )
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="Adam, or stochastic gradient descent with momentum.")
+    learning_rate: float = Field(1e-4, gt=0, description="Learning rate.")
+    betas: tuple[float, float] = Field(
+        (0.5, 0.999), description="Adam's decay rates; the paper's momentum is the first."
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of 'sgd'.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
+    reset: bool = Field(
+        True, description="Whether every round starts with a new optimiser, as the released program does."
+    )

@@ -1,0 +1,159 @@
+"""What a run writes down, and how it is read again.
+
+A run's folder:
+
+    recipe.toml      the whole recipe
+    clients.json     who the clients are: backbone, classes, number of images
+    history.jsonl    one line a round; equal runs have equal bytes
+    times.jsonl      how long each round took, kept apart because no two runs agree on it
+    checkpoints/     everything needed to go on
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mapl.errors import MaplError
+from mapl.recipe import Recipe, read, validated
+
+RECIPE, CLIENTS, HISTORY, TIMES = "recipe.toml", "clients.json", "history.jsonl", "times.jsonl"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line of the history."""
+
+    round: int
+    losses: dict[str, list[float]]
+    """By term, then by client."""
+    accuracy: list[float] | None
+    """By client; None in a round without a test."""
+    messages: int
+    bytes: int
+    rows: dict[int, dict[str, list[Any]]] = field(default_factory=dict)
+    """The rows of W that changed in this round, sparse: client → {"to": ids, "weights": values}."""
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+    @staticmethod
+    def decode(line: bytes) -> Round:
+        values = json.loads(line)
+        values["rows"] = {int(client): row for client, row in values["rows"].items()}
+        return Round(**values)
+
+
+@dataclass(frozen=True)
+class ClientCard:
+    """Who a client is, for reports."""
+
+    id: int
+    cluster: int
+    classes: list[int]
+    samples: int
+    tests: int
+    backbone: str
+    parameters: int
+
+
+def sparse_row(row: Tensor) -> dict[str, list[Any]]:
+    """A row of W without its zeros."""
+    to = torch.nonzero(row).flatten()
+    return {"to": to.tolist(), "weights": row[to].tolist()}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run read from its folder."""
+
+    folder: Path
+    recipe: Recipe
+    clients: list[ClientCard]
+    rounds: list[Round]
+    times: list[dict[str, float]]
+
+    @cached_property
+    def tested(self) -> list[Round]:
+        """The rounds that were tested."""
+        return [r for r in self.rounds if r.accuracy is not None]
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Accuracy by client (M,) at the last test: the number that is reported, never the best one."""
+        if not self.tested:
+            raise MaplError(f"run {str(self.folder)!r} has not been tested yet")
+        return torch.tensor(self.tested[-1].accuracy, dtype=torch.float64)
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over clients at the last test."""
+        return float(self.accuracy.mean())
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation over clients, as the paper prints."""
+        return float(self.accuracy.std(correction=0))
+
+    @property
+    def finished(self) -> bool:
+        return len(self.rounds) >= self.recipe.rounds
+
+    @property
+    def messages(self) -> int:
+        return sum(r.messages for r in self.rounds)
+
+    @property
+    def bytes(self) -> int:
+        return sum(r.bytes for r in self.rounds)
+
+    @property
+    def seconds(self) -> float:
+        return sum(t["seconds"] for t in self.times)
+
+    def weights(self, round: int = -1) -> Tensor:
+        """The mixing matrix W (M, M) at the end of a round; a client that never mixed has its row of the identity."""
+        size = len(self.clients)
+        last = range(len(self.rounds))[round] if self.rounds else -1
+        matrix = torch.eye(size, dtype=torch.float64)
+        for line in self.rounds[: last + 1]:
+            for client, row in line.rows.items():
+                matrix[client] = 0
+                matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=torch.float64)
+        return matrix
+
+
+def encode_all(rounds: Iterable[Round]) -> bytes:
+    return b"".join(r.encode() for r in rounds)
+
+
+def decode_all(data: bytes) -> list[Round]:
+    """The rounds of a history; a last line that was cut off (a crash) is left out."""
+    lines = data.split(b"\n")
+    return [Round.decode(line) for line in lines[:-1] if line]
+
+
+def load(folder: str | Path) -> Record:
+    """Read a run: what it was, who took part, and what happened in every round."""
+    folder = Path(folder)
+    if not (folder / RECIPE).is_file():
+        raise MaplError(f"{str(folder)!r} is not the folder of a run: it has no {RECIPE}")
+    recipe = validated(read(folder / RECIPE), str(folder / RECIPE))
+    try:
+        cards = [ClientCard(**card) for card in json.loads((folder / CLIENTS).read_text())]
+        rounds = decode_all(_bytes(folder / HISTORY))
+        times = [json.loads(line) for line in _bytes(folder / TIMES).split(b"\n")[:-1] if line]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise MaplError(f"run {str(folder)!r} cannot be read: {error}") from error
+    return Record(folder, recipe, cards, rounds, times)
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""

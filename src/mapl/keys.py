@@ -1,0 +1,28 @@
+"""Keyed randomness: every draw comes from a generator that is a function of what it is for.
+
+A result then does not depend on the engine, on the order or the place in which clients run, or on a crash and a resume:
+there is no generator state to carry along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+NOBODY = -1
+"""The client of a draw that belongs to the whole network (a topology, a partition)."""
+
+ALWAYS = -1
+"""The round of a draw that is made once (an initialisation)."""
+
+
+def key(seed: int, client: int, round: int, purpose: str) -> int:
+    """A 63-bit integer that is fixed by (seed, client, round, purpose) and by nothing else."""
+    name = f"{seed}/{client}/{round}/{purpose}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, client: int, round: int, purpose: str) -> torch.Generator:
+    """A CPU generator keyed by (seed, client, round, purpose)."""
+    return torch.Generator().manual_seed(key(seed, client, round, purpose))

@@ -1,0 +1,129 @@
+"""The three losses that MAPL adds to cross-entropy: plain functions of tensors.
+
+Each comes in two forms. "paper" is the equation as printed; "released" is what the authors' released program computes,
+which made the published numbers and differs from the print.
+
+Every function is made of tensor operations of fixed shape, and no value is read back to Python: a training step that
+calls them can be captured once and replayed. They compute in the precision they are given; at a high temperature the
+differences between logits are small (1/τ), so projections are best given in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mapl.errors import unknown
+
+Form = Literal["paper", "released"]
+"""Which of the two: the equations as printed, or what the released program computes."""
+
+FORMS: tuple[Form, ...] = get_args(Form)
+
+SHORTEST = 1e-12
+"""A vector shorter than this counts as zero: it has no direction, and its cosine with anything is 0."""
+
+
+def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float, form: Form) -> Tensor:
+    """Sample-to-sample loss l_cont (section "Peer-to-Peer Learning of Personalized Models", eq:cont).
+
+    With Q the batch, P(q) = {r ∈ Q∖q : y_r = y_q}, and
+    π_qr = exp(cos(p_q, p_r)/τ) / Σ_{m ∈ Q∖q} exp(cos(p_q, p_m)/τ):
+
+        paper     −1/|Q| Σ_q 1/|P(q)| Σ_{r ∈ P(q)} log π_qr      (the print has no 1/|Q|; the mean is taken)
+        released  −1/|Q| Σ_q log Σ_{r ∈ P(q)} π_qr
+
+    A sample without a positive contributes 0, and still counts in |Q|.
+
+    Args:
+        projections: (B, D), both views of every sample stacked; normalised here.
+        labels: (B,) integers.
+        temperature: τ.
+
+    Returns:
+        A scalar.
+    """
+    self_pairs = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    not_positive = (labels[:, None] != labels) | self_pairs
+
+    unit = _unit(projections)
+    logits = unit @ unit.T / temperature
+    # The lowest finite number stands for log 0: with −∞ a row that is excluded as a whole would pass through NaN.
+    log_zero = torch.finfo(logits.dtype).min
+    log_probability = F.log_softmax(logits.masked_fill(self_pairs, log_zero), dim=1)
+
+    positives = len(labels) - not_positive.sum(dim=1)
+    if form == "paper":
+        of_positives = log_probability.masked_fill(not_positive, 0).sum(dim=1)
+        return -(of_positives / positives.clamp(min=1)).mean()
+    if form == "released":
+        of_positives = log_probability.masked_fill(not_positive, log_zero).logsumexp(dim=1)
+        return -of_positives.masked_fill(positives == 0, 0).mean()
+    raise unknown("form", form, FORMS)
+
+
+def prototype_contrastive(
+    projections: Tensor, labels: Tensor, prototypes: Tensor, temperature: float, form: Form
+) -> Tensor:
+    """Sample-to-prototype loss l_proto (section "Peer-to-Peer Learning of Personalized Models", eq:proto).
+
+        paper     −1/|Q| Σ_q log( exp(cos(p_q, ξ_{y_q})/τ) / Σ_k exp(cos(p_q, ξ_k)/τ) )
+        released  −1/|Q| Σ_q log( exp⟨p̂_q, ξ_{y_q}⟩ / Σ_k exp⟨p̂_q, ξ_k⟩ ),   p̂ = p/‖p‖, ξ as it is
+
+    The released form does not use the temperature: in the released program it cancels in this loss, which leaves τ = 1.
+
+    Args:
+        projections: (B, D); normalised here.
+        labels: (B,) integers below K.
+        prototypes: (K, D), row k the prototype ξ_k of class k.
+        temperature: τ.
+
+    Returns:
+        A scalar.
+    """
+    if form == "paper":
+        return F.cross_entropy(_unit(projections) @ _unit(prototypes).T / temperature, labels)
+    if form == "released":
+        return F.cross_entropy(_unit(projections) @ prototypes.T, labels)
+    raise unknown("form", form, FORMS)
+
+
+def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> Tensor:
+    """Uniformity loss l_uni, which keeps prototypes apart (section "Peer-to-Peer Learning…", eq:uni).
+
+        paper     1/K Σ_k Σ_{r≠k} cos(ξ_k, ξ_r)
+        released  1/K Σ_k Σ_{r≠k} exp(⟨ξ_k, ξ_r⟩/τ)
+
+    The paper form has no temperature. With a single prototype both are 0.
+
+    Args:
+        prototypes: (K, D), row k the prototype ξ_k of class k.
+        temperature: τ, 100 in the released program.
+
+    Returns:
+        A scalar.
+    """
+    same = torch.eye(len(prototypes), dtype=torch.bool, device=prototypes.device)
+    if form == "paper":
+        unit = _unit(prototypes)
+        pairs = (unit @ unit.T).masked_fill(same, 0)
+    elif form == "released":
+        # Masked before the exponential: a long prototype may overflow with itself, and its gradient would be 0·∞.
+        pairs = (prototypes @ prototypes.T / temperature).masked_fill(same, -torch.inf).exp()
+    else:
+        raise unknown("form", form, FORMS)
+    return pairs.sum() / len(prototypes)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """The rows divided by their l2 norm; a zero row stays as it is, and its gradient stays bounded."""
+    return vectors / norm_or_one(vectors).unsqueeze(-1)
+
+
+def norm_or_one(vectors: Tensor) -> Tensor:
+    """The l2 norm along the last dimension, or 1 for a zero vector: what to divide by to get a direction."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return norms.masked_fill(norms < SHORTEST, 1)

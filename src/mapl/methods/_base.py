@@ -1,0 +1,67 @@
+"""What a method is. A new one is a subclass of `Method` in one file, here or anywhere (`package.module:Name`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from mapl.client import Client
+from mapl.network import Inbox, Letter
+
+
+class MethodSettings(BaseModel):
+    """The method, and what it can be set to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("mapl", description="A known method, or the import path of one (package.module:Name).")
+
+
+S = TypeVar("S", bound=MethodSettings)
+
+
+class Method(ABC, Generic[S]):
+    """Every round a client trains on `loss`, writes a `letter`, reads the letters it `wants`, and `absorb`s them.
+
+    A method is node-local: it is given one client and that client's inbox. Whatever it keeps between rounds lives in
+    `client.state` or in the model, in tensors that are updated in place; then checkpoints, engines and real networks
+    need to know nothing about it.
+    """
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[Any]] = MethodSettings
+    views: ClassVar[int] = 1
+    """How many augmented views of each image a training step sees."""
+    augmentation: ClassVar[Literal["contrastive", "plain"]] = "plain"
+    """Which of the recipe's two augmentations makes those views."""
+
+    def __init__(self, settings: S):
+        self.settings = settings
+
+    def prepare(self, client: Client) -> None:
+        """Put into `client.state` what the method will keep there. Called once, before the first round."""
+
+    @abstractmethod
+    def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The terms of the loss, by name; their sum is minimised.
+
+        images: (views · B, C, H, W), view after view; labels: (views · B,), repeated likewise.
+        """
+
+    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
+        """Of the clients it can reach this round, those whose letters it asks for (sorted ids). By default nobody's."""
+        return neighbours[:0]
+
+    def letter(self, client: Client, round: int) -> Letter:
+        """What the client is willing to share. Called only when somebody asks."""
+        raise TypeError(f"{type(self).__name__} asks for letters but writes none: give it a letter() method")
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        """Adjust to what was heard; the inbox is empty when nobody wrote."""
+
+    def weights(self, client: Client) -> Tensor | None:
+        """The client's row of the mixing matrix W (M,), for the record; None where the method has none."""
+        return None

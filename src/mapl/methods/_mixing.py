@@ -1,0 +1,43 @@
+"""Averages: what the methods that mix tensors share. Rows are always in the order of client numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mapl.client import Client
+from mapl.network import Inbox
+
+
+def with_me(client: Client, inbox: Inbox) -> tuple[Tensor, int]:
+    """The ids of all who wrote and of the client itself, sorted, and where the client stands among them."""
+    me = int((inbox.senders < client.id).sum())
+    return insert(inbox.senders, torch.tensor(client.id), me), me
+
+
+def insert(rows: Tensor, row: Tensor, position: int) -> Tensor:
+    """`rows` (n, …) with `row` (…) inserted at `position`: (n + 1, …)."""
+    return torch.cat([rows[:position], row.detach().unsqueeze(0), rows[position:]])
+
+
+def mixed(weights: Tensor, stacked: Tensor) -> Tensor:
+    """Σ_j w_j x_j for weights (n,) and stacked (n, …)."""
+    return torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+
+
+def shared_tensors(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers that can be averaged: all but counters such as `num_batches_tracked`."""
+    return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """All that can be averaged of a module, as one vector."""
+    return torch.cat([tensor.detach().flatten() for tensor in shared_tensors(module)])
+
+
+def load_flat(module: nn.Module, vector: Tensor) -> None:
+    """Write such a vector back into the module, in place."""
+    tensors = shared_tensors(module)
+    with torch.no_grad():
+        for tensor, values in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(values.view_as(tensor))

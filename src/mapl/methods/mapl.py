@@ -1,0 +1,137 @@
+"""MAPL: model-agnostic peer-to-peer learning (Mukherjee, Simonetto and Jamali-Rad; Section 4, Algorithms 1 to 3)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mapl.client import Client
+from mapl.graph import GraphSettings, learn_weights
+from mapl.losses import Form, prototype_contrastive, prototype_uniformity, supervised_contrastive
+from mapl.methods._base import Method, MethodSettings
+from mapl.methods._mixing import insert, mixed, with_me
+from mapl.network import Inbox, Letter
+
+__all__ = ["Mapl"]
+
+Term = Literal["contrastive", "prototype", "uniformity"]
+
+
+class MaplSettings(MethodSettings):
+    """MAPL's settings; the defaults are the paper's."""
+
+    name: str = "mapl"
+    form: Form = Field(
+        "released", description="The losses as the paper prints them, or as its released program has them."
+    )
+    temperature: float = Field(100.0, gt=0, description="τ of the contrastive and the uniformity losses.")
+    terms: tuple[Term, ...] = Field(
+        ("contrastive", "prototype", "uniformity"), description="The loss terms beside cross-entropy (ablation 1)."
+    )
+    warmup: int = Field(100, ge=0, description="T_thr: the first round (counted from 0) that learns the graph.")
+    learn_graph: bool = Field(True, description="Whether the graph is learned (CGL) or stays uniform.")
+    graph: GraphSettings = Field(
+        GraphSettings(form="released"), description="Graph learning; its form follows method.form unless it is set."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _graph_follows_form(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(graph := values.get("graph", {}), dict):
+            form = values.get("form", cls.model_fields["form"].default)
+            return {**values, "graph": {"form": form, **graph}}
+        return values
+
+
+class Mapl(Method[MaplSettings]):
+    """Prototypes are shared and mixed; a collaboration graph is learned from the similarity of heads.
+
+    Letter: the prototypes ξ_i (K, d_p); from the warm-up's end on also the weight of the head φ_i (K, d_z); the number
+    of training samples in the header. Never data, never labels.
+
+    State: `weights`, the client's row of W over all M clients, and `samples`, what each client it ever heard from said
+    about its number of samples (0: never heard from).
+    """
+
+    name = "mapl"
+    Settings = MaplSettings
+    views = 2
+    augmentation = "contrastive"
+
+    def prepare(self, client: Client) -> None:
+        client.state["weights"] = torch.zeros(client.size, dtype=torch.float64)
+        client.state["weights"][client.id] = 1
+        client.state["samples"] = torch.zeros(client.size, dtype=torch.int64)
+        client.state["samples"][client.id] = client.samples
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """PML (Algorithm 1): l_ce + l_cont + l_proto + l_uni, on both views."""
+        model, use = client.model, self.settings
+        embedding = model.embed(images)
+        terms = {"cross_entropy": cross_entropy(model.classify(embedding), labels)}
+        projections = model.project(embedding) if use.terms else embedding
+        if "contrastive" in use.terms:
+            terms["contrastive"] = supervised_contrastive(projections, labels, use.temperature, use.form)
+        if "prototype" in use.terms:
+            terms["prototype"] = prototype_contrastive(projections, labels, model.prototypes, use.temperature, use.form)
+        if "uniformity" in use.terms:
+            terms["uniformity"] = prototype_uniformity(model.prototypes, use.temperature, use.form)
+        return terms
+
+    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
+        """Everybody it can reach, but for those whose edge CGL has set to zero."""
+        dropped = (client.state["samples"] > 0) & (client.state["weights"] == 0)
+        return neighbours[~dropped[neighbours]]
+
+    def letter(self, client: Client, round: int) -> Letter:
+        return client.letter(round, self.contents(client, round))
+
+    def contents(self, client: Client, round: int) -> dict[str, Tensor]:
+        """The tensors of a letter."""
+        tensors: dict[str, Tensor] = {"prototypes": client.model.prototypes}
+        if self.settings.learn_graph and round >= self.settings.warmup:
+            tensors["head"] = client.model.head.weight
+        return tensors
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        """CGL (Algorithm 2) after the warm-up, then ξ_i ← Σ_j w_ij ξ_j over itself and those it heard (Algorithm 3)."""
+        if not len(inbox):
+            return
+        self.meet(client, inbox)
+        heard, me = with_me(client, inbox)
+        row = client.state["weights"]
+        mass = row[heard].sum()
+        if mass == 0:
+            return
+        # Peers that were not heard this round (out of reach, or their letter was lost) keep the weight they had.
+        weights = row[heard] / mass
+        if self.settings.learn_graph and round >= self.settings.warmup:
+            heads = insert(inbox.tensor("head"), client.model.head.weight, me)
+            samples = client.state["samples"]
+            confidence = samples[heard].to(row.dtype) / samples.sum()
+            neighbours = heard != client.id
+            weights = learn_weights(weights, me, heads, confidence, neighbours, self.settings.graph)
+            row[heard] = weights * mass
+        self.mix(client, inbox, weights, me)
+
+    def meet(self, client: Client, inbox: Inbox) -> None:
+        """A client heard for the first time gets the mean of the weights in use; so the first row is uniform."""
+        row, samples = client.state["weights"], client.state["samples"]
+        strangers = inbox.senders[samples[inbox.senders] == 0]
+        samples[inbox.senders] = inbox.samples
+        if len(strangers):
+            row[strangers] = row[row > 0].mean()
+            row /= row.sum()
+
+    def mix(self, client: Client, inbox: Inbox, weights: Tensor, me: int) -> None:
+        """ξ_i ← Σ_j w_ij ξ_j, in the order of client numbers."""
+        with torch.no_grad():
+            stacked = insert(inbox.tensor("prototypes"), client.model.prototypes, me)
+            client.model.prototypes.copy_(mixed(weights, stacked))
+
+    def weights(self, client: Client) -> Tensor:
+        return client.state["weights"]

@@ -1,0 +1,48 @@
+"""MAPL+: MAPL that mixes backbones too (Appendix, "Model homogeneous setting")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mapl.client import Client
+from mapl.methods._mixing import flatten, insert, load_flat, mixed
+from mapl.methods.mapl import Mapl, MaplSettings
+from mapl.network import Inbox, Letter
+
+__all__ = ["MaplPlus"]
+
+
+class MaplPlusSettings(MaplSettings):
+    """MAPL+ has MAPL's settings."""
+
+    name: str = "mapl+"
+
+
+class MaplPlus(Mapl):
+    """MAPL, and backbones are mixed with the same row of W as the prototypes.
+
+    In a homogeneous network that is every neighbour, as in the paper. In a mixed one it is the neighbours with the same
+    architecture: the row restricted to them, and scaled back to sum to 1. That goes past the paper.
+
+    Letter: MAPL's, and the backbone's parameters and batch-normalisation statistics as one vector `backbone`; the
+    header names the architecture.
+    """
+
+    name = "mapl+"
+    Settings = MaplPlusSettings
+
+    def letter(self, client: Client, round: int) -> Letter:
+        tensors = {**self.contents(client, round), "backbone": flatten(client.model.backbone)}
+        return client.letter(round, tensors, architecture=client.architecture)
+
+    def mix(self, client: Client, inbox: Inbox, weights: Tensor, me: int) -> None:
+        super().mix(client, inbox, weights, me)
+        alike = torch.tensor([a == client.architecture for a in inbox.architectures])
+        weights = weights[insert(alike, torch.tensor(True), me)]
+        if not alike.any() or weights.sum() == 0:
+            return
+        inbox = inbox.select(alike)
+        me = int((inbox.senders < client.id).sum())
+        stacked = insert(inbox.tensor("backbone"), flatten(client.model.backbone), me)
+        load_flat(client.model.backbone, mixed(weights / weights.sum(), stacked))

@@ -1,0 +1,138 @@
+"""A client's model: a backbone of its own, and the parts that every client has alike (Section 3, Assumption 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+import mapl.backbones
+from mapl.errors import MaplError
+from mapl.keys import ALWAYS, NOBODY, generator, key
+from mapl.network import fingerprint
+from mapl.plugins import find
+
+Backbone = Callable[[tuple[int, int, int], int], nn.Module]
+"""Called with the image shape (C, H, W) and d_z, it makes a module that maps images (B, C, H, W) to (B, d_z)."""
+
+
+class ModelSettings(BaseModel):
+    """The clients' models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backbones: tuple[str, ...] = Field(
+        ("mlp", "cnn", "residual", "separable"),
+        min_length=1,
+        description="Backbones that the clients draw from: known names or import paths; one alone: homogeneous.",
+    )
+    assignment: Literal["round-robin", "random"] = Field(
+        "round-robin", description="Client i takes backbone i modulo their number, or one drawn by seed."
+    )
+    embedding: int = Field(64, ge=1, description="Dimension d_z of the embedding, the same for all clients.")
+    projection: int = Field(64, ge=1, description="Dimension d_p of the projections and the prototypes.")
+    hidden: int = Field(128, ge=1, description="Width of the projector's hidden layer.")
+    common_start: bool = Field(
+        False, description="Whether clients of one architecture start from the same weights; their prototypes never do."
+    )
+
+
+class ClientModel(nn.Module):
+    """h = g ∘ f with the projector and the prototypes beside it.
+
+    - backbone f_θ: images (B, C, H, W) → embedding z (B, d_z), any architecture
+    - projector f_ψ: z → p (B, d_p), two layers, batch normalisation and ReLU on the hidden one
+    - head g_φ: ReLU of z → logits (B, K)
+    - prototypes ξ: (K, d_p), one a class, learned like any parameter
+    """
+
+    def __init__(self, backbone: nn.Module, classes: int, embedding: int, projection: int, hidden: int):
+        super().__init__()
+        self.backbone = backbone
+        self.projector = nn.Sequential(
+            nn.Linear(embedding, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, projection)
+        )
+        self.head = nn.Linear(embedding, classes)
+        bound = 1 / math.sqrt(projection)
+        self.prototypes = nn.Parameter(torch.empty(classes, projection).uniform_(-bound, bound))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """z = f_θ(x): (B, C, H, W) → (B, d_z)."""
+        embedding: Tensor = self.backbone(images)
+        return embedding
+
+    def project(self, embedding: Tensor) -> Tensor:
+        """p = f_ψ(z): (B, d_z) → (B, d_p)."""
+        projection: Tensor = self.projector(embedding)
+        return projection
+
+    def classify(self, embedding: Tensor) -> Tensor:
+        """o = g_φ(z): (B, d_z) → (B, K)."""
+        logits: Tensor = self.head(torch.relu(embedding))
+        return logits
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classify(self.embed(images))
+
+
+def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> list[int]:
+    """Which of the backbones each client has."""
+    if settings.assignment == "round-robin":
+        return [i % backbones for i in range(clients)]
+    draw = generator(seed, NOBODY, ALWAYS, "backbones")
+    return torch.randint(backbones, (clients,), generator=draw).tolist()
+
+
+def find_backbone(name: str) -> Backbone:
+    """The backbone of that name or import path."""
+    backbone: Backbone = find("backbone", name, mapl.backbones)
+    return backbone
+
+
+def build(
+    name: str,
+    backbone: Backbone,
+    settings: ModelSettings,
+    image: tuple[int, int, int],
+    classes: int,
+    seed: int,
+    client: int,
+) -> ClientModel:
+    """The model of one client; its first weights depend on the seed and on its number, or on its architecture alone."""
+    start = (
+        key(seed, NOBODY, ALWAYS, f"weights of {name}")
+        if settings.common_start
+        else key(seed, client, ALWAYS, "weights")
+    )
+    # torch's initialisers read the global generator: lend it our key, and give it back as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start)
+        network = backbone(image, settings.embedding)
+        model = ClientModel(network, classes, settings.embedding, settings.projection, settings.hidden)
+        torch.manual_seed(key(seed, client, ALWAYS, "prototypes"))
+        with torch.no_grad():
+            bound = 1 / math.sqrt(settings.projection)
+            model.prototypes.uniform_(-bound, bound)
+    _check_output(name, model, image, settings.embedding)
+    return model
+
+
+def architecture(backbone: nn.Module) -> str:
+    """What two backbones must have in common to be averaged: the names and shapes of all their tensors."""
+    return fingerprint({name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items()})
+
+
+def _check_output(name: str, model: ClientModel, image: tuple[int, int, int], embedding: int) -> None:
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        shape = tuple(model.embed(torch.zeros(2, *image)).shape)
+    model.train(training)
+    if shape != (2, embedding):
+        raise MaplError(
+            f"backbone {name!r} maps images {image} to {shape[1:]}, but model.embedding wants vectors of {embedding}"
+        )

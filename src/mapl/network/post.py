@@ -1,0 +1,200 @@
+"""The in-memory post: it hands the letters of a round to whoever asked for them, and tells the ledger.
+
+The letters of one round live in one stacked tensor (one for each name and shape). An inbox is a list of places in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mapl.errors import MaplError
+from mapl.network.ledger import Ledger
+from mapl.network.letter import Letter, nbytes
+
+
+@dataclass(frozen=True)
+class _Shelf:
+    """Every tensor of one name: a stack for each shape, and where in which stack each letter's tensor lies."""
+
+    stacks: list[Tensor]
+    stack_of: Tensor
+    """(n,) the stack that letter i's tensor is in, -1 where the letter has none."""
+    row_of: Tensor
+    """(n,) its row there."""
+
+
+@dataclass(frozen=True)
+class _Pile:
+    """All letters of a round, in the order of their senders."""
+
+    senders: Tensor
+    samples: Tensor
+    architectures: list[str]
+    shelves: dict[str, _Shelf]
+
+
+class Inbox:
+    """The letters that one client reads in a round, in ascending order of their senders.
+
+    The order is fixed so that sums over an inbox do not depend on who wrote first. Inboxes of a round share their
+    memory: what `tensor` returns is for reading.
+    """
+
+    def __init__(self, pile: _Pile, positions: Tensor) -> None:
+        self._pile = pile
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @property
+    def senders(self) -> Tensor:
+        """(n,) who wrote them, ascending."""
+        return self._pile.senders[self._positions]
+
+    @property
+    def samples(self) -> Tensor:
+        """(n,) how many training samples stand behind each."""
+        return self._pile.samples[self._positions]
+
+    @property
+    def architectures(self) -> list[str]:
+        """The fingerprint of each sender's backbone, or ""."""
+        return [self._pile.architectures[position] for position in self._positions.tolist()]
+
+    def tensor(self, name: str) -> Tensor:
+        """(n, …) the tensors of that name, a row a letter; of an empty inbox, which has no shapes to go by, (0,).
+
+        A view where the rows lie next to each other, otherwise gathered now.
+        """
+        if not len(self):
+            return torch.empty(0)
+        stack, rows = self.rows(name)
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first + 1 == len(rows):  # rows ascend, so nothing is missing between the first and the last
+            return stack[first : last + 1]
+        return stack.index_select(0, rows.to(stack.device))
+
+    def rows(self, name: str) -> tuple[Tensor, Tensor]:
+        """The round's whole stack of that name, and which rows of it are in this inbox (not an empty one).
+
+        For whoever reads many inboxes at once: the stack is the same tensor for all of them.
+        """
+        shelf = self._pile.shelves.get(name)
+        stacks = shelf.stack_of[self._positions] if shelf else torch.full((len(self),), -1)
+        if shelf is None or not len(stacks) or stacks.min() < 0:
+            lacking = self.senders[stacks < 0]
+            who = f"the letter of client {int(lacking[0])}" if len(lacking) else "an empty inbox"
+            raise MaplError(f"{who} has no tensor {name!r}")
+        if stacks.min() != stacks.max():
+            kinds = ", ".join(_kind(shelf.stacks[number]) for number in sorted(set(stacks.tolist())))
+            raise MaplError(
+                f"the tensors {name!r} of this inbox differ ({kinds}): select the letters that are alike first"
+            )
+        return shelf.stacks[int(stacks[0])], shelf.row_of[self._positions]
+
+    def select(self, which: Tensor) -> Inbox:
+        """The inbox of some of these letters: a mask (n,), or positions in this inbox."""
+        if which.dtype == torch.bool:
+            if which.shape != (len(self),):
+                raise MaplError(f"a mask of shape {tuple(which.shape)} does not fit an inbox of {len(self)} letters")
+            return Inbox(self._pile, self._positions[which.cpu()])
+        # Sorted and once each: positions come in any order, an inbox does not.
+        chosen = np.unique(self._positions[which.cpu().long()].numpy())
+        return Inbox(self._pile, torch.from_numpy(chosen))
+
+
+class Post:
+    """Carries the letters of a round within one process."""
+
+    def __init__(self, ledger: Ledger, limit_bytes: int | None = None) -> None:
+        self.ledger = ledger
+        self.limit_bytes = limit_bytes
+
+    def deliver(
+        self, letters: Mapping[int, Letter], requests: Mapping[int, Tensor], *, same_round: bool = False
+    ) -> dict[int, Inbox]:
+        """The inbox of every client in `requests`, which says whose letters it asks for.
+
+        `letters` are by sender. The inboxes hold copies: what the senders do to their tensors afterwards does not
+        reach them. `same_round`: these letters belong to the round of the delivery before (see `Ledger.record`).
+        """
+        order = sorted(letters)
+        sizes = np.array([self._weigh(sender, letters[sender]) for sender in order], dtype=np.int64)
+        pile = _stack([letters[sender] for sender in order])
+        receivers = np.array(sorted(requests), dtype=np.int64)
+        asked = [requests[receiver] for receiver in receivers.tolist()]
+        counts = np.array([len(ids) for ids in asked], dtype=np.int64)
+        senders = torch.cat([torch.empty(0, dtype=torch.long), *asked]).numpy()
+        to = np.repeat(receivers, counts)
+        positions = _positions(pile.senders.numpy(), senders, to)
+        self.ledger.record(pile.senders.numpy()[positions], to, sizes[positions], same_round=same_round)
+        ends = counts.cumsum()
+        parts = torch.from_numpy(positions)
+        return {
+            receiver: Inbox(pile, parts[start:end])
+            for receiver, start, end in zip(receivers.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
+        }
+
+    def _weigh(self, sender: int, letter: Letter) -> int:
+        if letter.sender != sender:
+            raise MaplError(f"the letter posted by client {sender} says that its sender is {letter.sender}")
+        size = nbytes(letter)
+        if self.limit_bytes is not None and size > self.limit_bytes:
+            raise MaplError(
+                f"the letter of client {sender} has {size} bytes, but at most {self.limit_bytes} are carried"
+            )
+        return size
+
+
+def _positions(order: NDArray[np.int64], senders: NDArray[np.int64], to: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where in the pile each requested letter lies, ascending for each receiver; `to` is sorted."""
+    positions = np.searchsorted(order, senders)
+    # Where nobody wrote, the last place is as wrong as any; an empty pile has no places to look at.
+    found = order.take(positions, mode="clip") == senders if len(order) else np.zeros(len(senders), dtype=bool)
+    if not found.all():
+        wrong = int(np.argmin(found))
+        raise MaplError(f"client {to[wrong]} asks for a letter of client {senders[wrong]}, who wrote none")
+    own = senders == to
+    if own.any():
+        raise MaplError(f"client {to[int(np.argmax(own))]} asks for its own letter")
+    same = to[1:] == to[:-1]
+    if (same & (positions[1:] <= positions[:-1])).any():  # the usual request is sorted already
+        positions = positions[np.lexsort((positions, to))]
+    twice = same & (positions[1:] == positions[:-1])
+    if twice.any():
+        wrong = int(np.argmax(twice))
+        raise MaplError(f"client {to[wrong]} asks twice for the letter of client {order[positions[wrong]]}")
+    return positions
+
+
+def _stack(letters: list[Letter]) -> _Pile:
+    """Copy the tensors of all letters together, once for each name and shape."""
+    places: dict[str, dict[tuple[torch.Size, torch.dtype], list[int]]] = {}
+    for position, letter in enumerate(letters):
+        for name, tensor in letter.tensors.items():
+            places.setdefault(name, {}).setdefault((tensor.shape, tensor.dtype), []).append(position)
+    shelves = {}
+    for name, kinds in places.items():
+        shelf = _Shelf([], torch.full((len(letters),), -1), torch.zeros(len(letters), dtype=torch.long))
+        for number, positions in enumerate(kinds.values()):
+            shelf.stacks.append(torch.stack([letters[position].tensors[name].detach() for position in positions]))
+            shelf.stack_of[positions] = number
+            shelf.row_of[positions] = torch.arange(len(positions))
+        shelves[name] = shelf
+    return _Pile(
+        senders=torch.tensor([letter.sender for letter in letters], dtype=torch.long),
+        samples=torch.tensor([letter.samples for letter in letters], dtype=torch.long),
+        architectures=[letter.architecture for letter in letters],
+        shelves=shelves,
+    )
+
+
+def _kind(stack: Tensor) -> str:
+    return f"{list(stack.shape[1:])} {str(stack.dtype).removeprefix('torch.')}"

@@ -1,0 +1,241 @@
+"""Who can reach whom, as a function of the round.
+
+A topology is an undirected graph. It is kept sparse (one row of neighbours a client, end to end), so that its cost is
+that of its edges; the full one has a rule instead of edges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import networkx as nx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from mapl.errors import MaplError, unknown
+from mapl.keys import NOBODY, key
+
+Pairs = NDArray[np.int64]
+"""Undirected edges, (E, 2)."""
+
+
+class TopologySettings(BaseModel):
+    """Who can reach whom."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("full", description="A known topology, or the import path package.module:function of another.")
+    degree: int = Field(4, ge=1, description="Neighbours of a client in the regular and the small-world topology.")
+    probability: float = Field(0.3, ge=0, le=1, description="Probability of each edge of the Erdős–Rényi topology.")
+    rewire: float = Field(0.1, ge=0, le=1, description="Probability that a small-world edge is rewired.")
+    path: Path | None = Field(None, description='The edge list that the topology "file" is read from.')
+    every: int = Field(0, ge=0, description="Redraw the topology every this many rounds; 0 = never.")
+
+
+class Graph(Protocol):
+    """One drawn topology."""
+
+    def row(self, client: int) -> Tensor:
+        """The sorted ids of a client's neighbours, a tensor that the caller may keep and change."""
+        ...
+
+
+class Full:
+    """Everyone reaches everyone: a rule, because M² edges would be most of a large run's memory."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+
+    def row(self, client: int) -> Tensor:
+        return torch.cat([torch.arange(client), torch.arange(client + 1, self.clients)])
+
+
+class Sparse:
+    """Rows of sorted neighbours end to end; client i's are `ids[starts[i] : starts[i + 1]]`."""
+
+    def __init__(self, starts: Tensor, ids: Tensor) -> None:
+        self.starts = starts
+        self.ids = ids
+
+    @classmethod
+    def of(cls, pairs: Pairs, clients: int) -> Sparse:
+        """From undirected edges (E, 2), in either direction and in any order; an edge given twice counts once."""
+        both = np.concatenate([pairs, pairs[:, ::-1]])
+        codes = np.unique(both[:, 0] * clients + both[:, 1])
+        starts = np.searchsorted(codes, np.arange(clients + 1) * clients)
+        return cls(torch.from_numpy(starts), torch.from_numpy(codes % clients))
+
+    def row(self, client: int) -> Tensor:
+        # A copy of one row: a caller that sorts or masks it in place must not redraw the topology.
+        return self.ids[self.starts[client] : self.starts[client + 1]].clone()
+
+
+class Topology:
+    """The topology of a run: `neighbours(round, client)`. The graph of the current epoch is kept, and only that one."""
+
+    def __init__(self, settings: TopologySettings, clients: int, seed: int) -> None:
+        self.settings = settings
+        self.clients = clients
+        self.seed = seed
+        self._drawn: tuple[int, Graph] | None = None
+
+    def neighbours(self, round: int, client: int) -> Tensor:
+        """The sorted ids of the clients that `client` can reach in `round`, itself excluded."""
+        if not 0 <= client < self.clients:
+            raise MaplError(f"the topology has no client {client}: it has {self.clients}, numbered from 0")
+        return self.graph(round).row(client)
+
+    def graph(self, round: int) -> Graph:
+        """The graph of a round. It depends on the round's epoch alone, not on what was asked for before."""
+        epoch = round // self.settings.every if self.settings.every else 0
+        if self._drawn is None or self._drawn[0] != epoch:
+            self._drawn = epoch, self._draw(epoch)
+        return self._drawn[1]
+
+    def _draw(self, epoch: int) -> Graph:
+        settings = self.settings
+        seed = key(self.seed, NOBODY, epoch, "topology")
+        if ":" in settings.name:
+            # The first round of the epoch, so that a resumed run draws what an uninterrupted one does.
+            return _from_import(self.clients, epoch * settings.every, settings, seed)
+        if settings.name not in TOPOLOGIES:
+            raise unknown("topology", settings.name, TOPOLOGIES)
+        return TOPOLOGIES[settings.name](self.clients, settings, seed)
+
+
+# The known topologies
+
+
+def full(clients: int, settings: TopologySettings, seed: int) -> Graph:
+    """Everyone reaches everyone."""
+    return Full(clients)
+
+
+def none(clients: int, settings: TopologySettings, seed: int) -> Graph:
+    """Nobody reaches anybody: every client learns alone."""
+    return Sparse.of(np.empty((0, 2), dtype=np.int64), clients)
+
+
+def ring(clients: int, settings: TopologySettings, seed: int) -> Graph:
+    """Each client reaches the one before and the one after it, in a circle."""
+    if clients == 1:
+        return none(clients, settings, seed)
+    ids = np.arange(clients, dtype=np.int64)
+    return Sparse.of(np.stack([ids, np.roll(ids, -1)], axis=1), clients)
+
+
+def regular(clients: int, settings: TopologySettings, seed: int) -> Graph:
+    """Each client reaches `degree` others, drawn at random."""
+    degree = _degree(clients, settings)
+    if degree * clients % 2:
+        raise MaplError(
+            f"topology.degree is {degree}, but a regular topology of {clients} clients takes an even number: "
+            "each edge has two ends"
+        )
+    if 2 * degree < clients:
+        return _from_networkx(nx.random_regular_graph(degree, clients, seed=seed), clients)
+    # A dense regular graph is what a sparse one leaves out. Drawn directly, it is retried for hours when almost full.
+    return _from_networkx(nx.complement(nx.random_regular_graph(clients - 1 - degree, clients, seed=seed)), clients)
+
+
+def erdos_renyi(clients: int, settings: TopologySettings, seed: int) -> Graph:
+    """Each pair of clients is connected with `probability`, independently."""
+    if settings.probability == 1:
+        return Full(clients)
+    return _from_networkx(nx.fast_gnp_random_graph(clients, settings.probability, seed=seed), clients)
+
+
+def small_world(clients: int, settings: TopologySettings, seed: int) -> Graph:
+    """A ring in which each client reaches the `degree` nearest, some edges rewired at random (Watts–Strogatz)."""
+    degree = _degree(clients, settings)
+    if degree % 2:
+        raise MaplError(f"topology.degree is {degree}, but a small world takes an even number: half on either side")
+    return _from_networkx(nx.watts_strogatz_graph(clients, degree, settings.rewire, seed=seed), clients)
+
+
+def file(clients: int, settings: TopologySettings, seed: int) -> Graph:
+    """The edges listed in the text file `path`, one pair of clients a line."""
+    if settings.path is None:
+        raise MaplError("topology.path is not set, but the topology 'file' takes the path of an edge list")
+    try:
+        text = settings.path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise MaplError(f"topology.path is {settings.path}, which cannot be read: {reason}") from error
+    pairs = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        if content:
+            pairs.append(_edge(content, clients, f"{settings.path}, line {number}"))
+    return Sparse.of(np.array(pairs, dtype=np.int64).reshape(-1, 2), clients)
+
+
+TOPOLOGIES: dict[str, Callable[[int, TopologySettings, int], Graph]] = {
+    "full": full,
+    "none": none,
+    "ring": ring,
+    "regular": regular,
+    "erdos-renyi": erdos_renyi,
+    "small-world": small_world,
+    "file": file,
+}
+"""The known topologies by name; each is (clients, settings, seed) → graph."""
+
+
+def _degree(clients: int, settings: TopologySettings) -> int:
+    if settings.degree >= clients:
+        raise MaplError(
+            f"topology.degree is {settings.degree}, but with {clients} clients it takes at most {clients - 1}"
+        )
+    return settings.degree
+
+
+def _from_networkx(graph: Any, clients: int) -> Graph:
+    flat = np.fromiter((end for edge in graph.edges for end in edge), dtype=np.int64)
+    return Sparse.of(flat.reshape(-1, 2), clients)
+
+
+def _edge(content: str, clients: int, where: str) -> tuple[int, int]:
+    """One line `a b` of an edge list."""
+    if not re.fullmatch(r"[0-9]{1,18}\s+[0-9]{1,18}", content):
+        raise MaplError(f"{where}: {content[:60]!r} is not an edge, which is two client ids with a space between")
+    a, b = map(int, content.split())
+    if max(a, b) >= clients:
+        raise MaplError(f"{where}: client {max(a, b)} is out of range, 0 to {clients - 1}")
+    if a == b:
+        raise MaplError(f"{where}: client {a} is connected to itself")
+    return a, b
+
+
+def _from_import(clients: int, round: int, settings: TopologySettings, seed: int) -> Graph:
+    """What the function of an import path returns for (clients, round, settings, seed): pairs, or an (E, 2) array."""
+    from mapl.plugins import load
+
+    function: Any = load(settings.name)
+    if not callable(function):
+        raise MaplError(f"topology {settings.name!r} is not a function of (clients, round, settings, seed)")
+    found = function(clients, round, settings, seed)
+    try:
+        pairs = np.asarray(found.cpu() if isinstance(found, Tensor) else found if hasattr(found, "shape") else [*found])
+    except (TypeError, ValueError) as error:
+        raise MaplError(f"topology {settings.name!r} did not return pairs of clients: {error}") from error
+    if pairs.size == 0:
+        return none(clients, settings, seed)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+        raise MaplError(
+            f"topology {settings.name!r} returned {pairs.dtype} of shape {pairs.shape}, but takes whole numbers (E, 2)"
+        )
+    pairs = pairs.astype(np.int64)
+    outside = pairs[(pairs < 0) | (pairs >= clients)]
+    if outside.size:
+        raise MaplError(f"topology {settings.name!r}: client {outside[0]} is out of range, 0 to {clients - 1}")
+    loops = pairs[pairs[:, 0] == pairs[:, 1]]
+    if loops.size:
+        raise MaplError(f"topology {settings.name!r}: client {loops[0, 0]} is connected to itself")
+    return Sparse.of(pairs, clients)

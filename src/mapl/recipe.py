@@ -1,0 +1,269 @@
+"""One typed tree of settings: what a run is, loaded from TOML, overridden on the command line, saved with the run.
+
+A recipe is made of layers, each over the one before: the defaults written here, what the data set suggests, a recipe
+file, the command line. `Provenance` remembers which layer each value came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
+
+import mapl.data.sources
+import mapl.methods
+from mapl.data.augment import AugmentSettings
+from mapl.data.dataset import DataSettings
+from mapl.data.partition import PartitionSettings
+from mapl.engine.settings import TrainSettings
+from mapl.errors import MaplError, unknown
+from mapl.methods._base import MethodSettings
+from mapl.methods.mapl import MaplSettings
+from mapl.model import ModelSettings
+from mapl.network import TopologySettings
+from mapl.plugins import find
+
+Tree = dict[str, Any]
+Provenance = dict[str, str]
+"""Where the value of each dotted key came from."""
+
+GIVEN_IN_PYTHON = "python"
+"""The name of a data set that was given as an object."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AugmentSection(Section):
+    """How training images are augmented: methods that compare views take the first kind, the others the second."""
+
+    contrastive: AugmentSettings = Field(
+        AugmentSettings(crop_scale=(0.5, 1.0), brightness=0.4, contrast=0.4),
+        description="For methods that compare two views of an image.",
+    )
+    plain: AugmentSettings = Field(AugmentSettings(crop_padding=1), description="For methods that take one view.")
+
+
+class NetworkSection(Section):
+    """Who can reach whom, and what a letter may weigh."""
+
+    topology: TopologySettings = Field(TopologySettings(), description="Who can reach whom.")
+    letter_limit: int | None = Field(None, ge=1, description="The largest letter in bytes; none: no limit.")
+
+
+class EvaluateSection(Section):
+    """When the clients are tested."""
+
+    every: int = Field(1, ge=1, description="Test every this many rounds; the last round is always tested.")
+    moment: Literal["trained", "mixed"] = Field(
+        "trained",
+        description="Test after local training, before what was mixed is loaded (as the released program), or after.",
+    )
+
+
+class CheckpointSection(Section):
+    """What a crash can cost."""
+
+    every: int = Field(10, ge=1, description="Save everything every this many rounds; the last round is always saved.")
+    keep: int = Field(2, ge=1, description="How many checkpoints are kept; an older one stands in for a damaged one.")
+
+
+def _typed_method(value: Any) -> Any:
+    """Validate the method's table with the settings of the method that it names."""
+    if isinstance(value, MethodSettings):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, dict):
+        raise ValueError("method must be a name or a table")
+    name = value.get("name", "mapl")
+    if not isinstance(name, str):
+        raise ValueError("method.name must be a string")
+    # A ValidationError raised here becomes part of the recipe's own.
+    return settings_class(name).model_validate({**value, "name": name})
+
+
+def settings_class(method: str) -> type[MethodSettings]:
+    """The settings that belong to a method."""
+    settings: type[MethodSettings] = find("method", method, mapl.methods).Settings
+    return settings
+
+
+class Recipe(Section):
+    """A run: what is trained, on what, by whom, and for how long."""
+
+    name: str = Field("", description="Name of the run and of its folder; empty: made from the settings below.")
+    seed: int = Field(0, ge=0, description="Seed of every random draw.")
+    clients: int = Field(10, ge=1, description="How many clients there are, M.")
+    rounds: int = Field(60, ge=1, description="How many rounds, T.")
+    method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_typed_method)] = Field(
+        MaplSettings(), description="The method and its own settings."
+    )
+    data: DataSettings = Field(DataSettings(), description="The data set.")
+    partition: PartitionSettings = Field(PartitionSettings(), description="Who has which images.")
+    model: ModelSettings = Field(ModelSettings(), description="The clients' models.")
+    augment: AugmentSection = Field(AugmentSection(), description="How training images are augmented.")
+    train: TrainSettings = Field(TrainSettings(), description="Local training.")
+    network: NetworkSection = Field(NetworkSection(), description="The network.")
+    evaluate: EvaluateSection = Field(EvaluateSection(), description="Tests.")
+    checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints.")
+
+    @staticmethod
+    def of(**settings: Any) -> Recipe:
+        """A recipe from Python: `Recipe.of(method="mapl", rounds=20, partition={"shots": 5})`."""
+        return compose(("Python", settings))[0]
+
+    def title(self) -> str:
+        """The name, or one made from what the run is."""
+        parts = (self.data.name, f"s{self.partition.scenario}", self.method.name, self.network.topology.name)
+        made = "-".join(part.replace(":", ".").replace("/", ".") for part in parts)
+        return self.name or f"{made}-m{self.clients}-seed{self.seed}"
+
+    def fingerprint(self) -> str:
+        """16 hex digits that two recipes share when they describe the same run, whatever its name and length."""
+        tree = self.model_dump(mode="json", exclude={"name": True, "rounds": True, "checkpoint": True})
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
+    """A recipe of named layers, each over the one before, above the defaults and what the data set suggests."""
+    given: Tree = {}
+    for _, layer in layers:
+        given = merge(given, _expand_names(layer))
+    data = given.get("data", {})
+    name = data.get("name", "digits") if isinstance(data, dict) else "digits"
+    stack = [(f"data set {name}", suggestions(name)), *((origin, _expand_names(layer)) for origin, layer in layers)]
+    tree: Tree = {}
+    for _, layer in stack:
+        tree = merge(tree, layer)
+    source = " and ".join(origin for origin, _ in layers) or "defaults"
+    recipe = validated(tree, source)
+    origins = {key: origin for origin, layer in stack for key in _leaves(layer)}
+    # A list or a table given whole is the origin of everything below its key.
+    return recipe, {key: _origin(key, origins) for key in _leaves(recipe.model_dump(mode="json"))}
+
+
+def suggestions(data: str) -> Tree:
+    """What a recipe should default to with this data set."""
+    if data == GIVEN_IN_PYTHON:
+        return {}
+    source = find("data set", data, mapl.data.sources)
+    suggested: Tree = getattr(source, "suggests", {})
+    return suggested
+
+
+def read(path: Path) -> Tree:
+    """The tree of a TOML recipe file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MaplError(f"there is no recipe {str(path)!r}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MaplError(f"recipe {str(path)!r} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise MaplError(f"recipe {str(path)!r} is not TOML: {error}") from error
+
+
+def validated(tree: Tree, source: str) -> Recipe:
+    """The recipe of a tree, or one error that says which key, what it got and what it takes."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise MaplError(f"recipe ({source}): " + "; ".join(_sentence(e, tree) for e in error.errors())) from None
+
+
+def merge(base: Tree, over: Tree) -> Tree:
+    """`base` with the values of `over` in place of its own, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merge(result[key], value) if both else value
+    return result
+
+
+def assignment(text: str) -> Tree:
+    """The tree of one `key.path=value` of the command line; the value is TOML, or else a plain string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise MaplError(f"--set {text!r}: write it as key=value, for example method.graph.beta=0.2")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    tree: Tree = parsed
+    return tree
+
+
+def to_toml(recipe: Recipe, provenance: Provenance | None = None, comments: bool = False) -> str:
+    """The whole recipe as TOML; with provenance, each line says where its value came from."""
+    tree = recipe.model_dump(mode="json")
+    lines = list(_toml_lines(tree, (), provenance or {}))
+    return "\n".join(lines) + "\n"
+
+
+def _toml_lines(tree: Tree, path: tuple[str, ...], provenance: Provenance) -> Iterator[str]:
+    values = {key: value for key, value in tree.items() if not isinstance(value, dict)}
+    if path and values:
+        yield from ("", f"[{'.'.join(path)}]")
+    for key, value in values.items():
+        # TOML has no null: a setting without a value is a comment.
+        line = f"# {key} is not set" if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        origin = provenance.get(".".join((*path, key)))
+        yield f"{line:<48} # {origin}" if origin else line
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _toml_lines(value, (*path, key), provenance)
+
+
+def _expand_names(layer: Tree) -> Tree:
+    """`method = "local"` and its like are short for `[method] name = "local"`."""
+    return {k: {"name": v} if k in ("method", "data") and isinstance(v, str) else v for k, v in layer.items()}
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _origin(key: str, origins: Provenance) -> str:
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        if (prefix := ".".join(parts[:length])) in origins:
+            return origins[prefix]
+    return "default"
+
+
+def _sentence(error: Any, tree: Tree) -> str:
+    """One of pydantic's errors as a clause: which key, what it got, what it takes."""
+    location = [str(part) for part in error["loc"]]
+    key = ".".join(location)
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{_nearest(location)}"
+    if isinstance(error.get("ctx", {}).get("error"), MaplError):
+        return str(error["ctx"]["error"])
+    got = "" if error["type"] == "missing" or isinstance(error["input"], dict) else f"got {error['input']!r}; "
+    return f"{key}: {got}{error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _nearest(location: list[str]) -> str:
+    """The known keys of the table that an unknown key stands in."""
+    section: Any = Recipe
+    for part in location[:-1]:
+        field = section.model_fields.get(part) if isinstance(section, type) else None
+        if field is None:
+            return ""
+        section = field.annotation
+    if not (isinstance(section, type) and issubclass(section, BaseModel)):
+        return ""
+    return str(unknown("", location[-1], section.model_fields)).partition(";")[2].join(("; ", ""))
