@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from scipy.stats import t as student
 
+import mapl.methods
 from mapl.clusters import share_inside
 from mapl.history import Record
+from mapl.plugins import find
 from mapl.recipe import Recipe
 
 
@@ -108,6 +110,8 @@ def _key(recipe: Recipe) -> str:
 def _control_key(recipe: Recipe) -> str:
     tree = _tree(recipe)
     tree["network"]["topology"]["name"] = "none"
+    method = find("method", recipe.method.name, mapl.methods)
+    tree["method"]["name"] = method.without_letters or recipe.method.name
     return json.dumps(tree, sort_keys=True)
 
 
@@ -144,7 +148,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-_DISTINCTIVE = {
+_DISTINCTIVE: dict[str, Callable[[Any], str]] = {
     "data.name": str,
     "partition.scenario": lambda value: f"scenario {value}",
     "clients": lambda value: f"{value} clients",

@@ -41,11 +41,11 @@ class Round:
     rows: dict[int, dict[str, list[Any]]] = field(default_factory=dict)
     """The rows of W that changed in this round, sparse: client → {"to": ids, "weights": values}."""
 
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    def line(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False) + "\n"
 
     @staticmethod
-    def decode(line: bytes) -> Round:
+    def of_line(line: str) -> Round:
         values = json.loads(line)
         values["rows"] = {int(client): row for client, row in values["rows"].items()}
         return Round(**values)
@@ -131,13 +131,12 @@ class Record:
 
 
 def encode_all(rounds: Iterable[Round]) -> bytes:
-    return b"".join(r.encode() for r in rounds)
+    return "".join(r.line() for r in rounds).encode()
 
 
 def decode_all(data: bytes) -> list[Round]:
     """The rounds of a history; a last line that was cut off (a crash) is left out."""
-    lines = data.split(b"\n")
-    return [Round.decode(line) for line in lines[:-1] if line]
+    return [Round.of_line(line) for line in data.decode().split("\n")[:-1] if line]
 
 
 def load(folder: str | Path) -> Record:

@@ -33,9 +33,9 @@ class ModelSettings(BaseModel):
     assignment: Literal["round-robin", "random"] = Field(
         "round-robin", description="Client i takes backbone i modulo their number, or one drawn by seed."
     )
-    embedding: int = Field(64, ge=1, description="Dimension d_z of the embedding, the same for all clients.")
-    projection: int = Field(64, ge=1, description="Dimension d_p of the projections and the prototypes.")
-    hidden: int = Field(128, ge=1, description="Width of the projector's hidden layer.")
+    embedding: int = Field(512, ge=1, description="Dimension d_z of the embedding, the same for all clients.")
+    projection: int = Field(512, ge=1, description="Dimension d_p of the projections and the prototypes.")
+    hidden: int = Field(4096, ge=1, description="Width of the projector's hidden layer.")
     common_start: bool = Field(
         False, description="Whether clients of one architecture start from the same weights; their prototypes never do."
     )

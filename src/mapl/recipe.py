@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsA
 
 import mapl.data.sources
 import mapl.methods
-from mapl.data.augment import AugmentSettings
+from mapl.data.augment import PLAIN, RELEASED, AugmentSettings
 from mapl.data.dataset import DataSettings
 from mapl.data.partition import PartitionSettings
 from mapl.engine.settings import TrainSettings
@@ -43,11 +43,8 @@ class Section(BaseModel):
 class AugmentSection(Section):
     """How training images are augmented: methods that compare views take the first kind, the others the second."""
 
-    contrastive: AugmentSettings = Field(
-        AugmentSettings(crop_scale=(0.5, 1.0), brightness=0.4, contrast=0.4),
-        description="For methods that compare two views of an image.",
-    )
-    plain: AugmentSettings = Field(AugmentSettings(crop_padding=1), description="For methods that take one view.")
+    contrastive: AugmentSettings = Field(RELEASED, description="For methods that compare two views of an image.")
+    plain: AugmentSettings = Field(PLAIN, description="For methods that take one view.")
 
 
 class NetworkSection(Section):
@@ -100,8 +97,8 @@ class Recipe(Section):
 
     name: str = Field("", description="Name of the run and of its folder; empty: made from the settings below.")
     seed: int = Field(0, ge=0, description="Seed of every random draw.")
-    clients: int = Field(10, ge=1, description="How many clients there are, M.")
-    rounds: int = Field(60, ge=1, description="How many rounds, T.")
+    clients: int = Field(20, ge=1, description="How many clients there are, M.")
+    rounds: int = Field(400, ge=1, description="How many rounds, T.")
     method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_typed_method)] = Field(
         MaplSettings(), description="The method and its own settings."
     )
@@ -138,10 +135,9 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
         given = merge(given, _expand_names(layer))
     data = given.get("data", {})
     name = data.get("name", "digits") if isinstance(data, dict) else "digits"
-    stack = [(f"data set {name}", suggestions(name)), *((origin, _expand_names(layer)) for origin, layer in layers)]
-    tree: Tree = {}
-    for _, layer in stack:
-        tree = merge(tree, layer)
+    stack = [(f"data set {name}", suggestions(name, given.get("method", {})))]
+    stack += [(origin, _expand_names(layer)) for origin, layer in layers]
+    tree = merge(stack[0][1], given)
     source = " and ".join(origin for origin, _ in layers) or "defaults"
     recipe = validated(tree, source)
     origins = {key: origin for origin, layer in stack for key in _leaves(layer)}
@@ -149,13 +145,15 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     return recipe, {key: _origin(key, origins) for key in _leaves(recipe.model_dump(mode="json"))}
 
 
-def suggestions(data: str) -> Tree:
-    """What a recipe should default to with this data set."""
+def suggestions(data: str, method: Any) -> Tree:
+    """What a recipe should default to with this data set; of its suggestions for methods, those that this one takes."""
     if data == GIVEN_IN_PYTHON:
         return {}
-    source = find("data set", data, mapl.data.sources)
-    suggested: Tree = getattr(source, "suggests", {})
-    return suggested
+    suggested: Tree = getattr(find("data set", data, mapl.data.sources), "suggests", {})
+    if "method" not in suggested or not isinstance(method, dict):
+        return suggested
+    known = settings_class(method.get("name", "mapl")).model_fields
+    return {**suggested, "method": {k: v for k, v in suggested["method"].items() if k in known}}
 
 
 def read(path: Path) -> Tree:
@@ -249,21 +247,21 @@ def _sentence(error: Any, tree: Tree) -> str:
     location = [str(part) for part in error["loc"]]
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{_nearest(location)}"
+        return f"unknown key {key!r}{_nearest(location, tree)}"
     if isinstance(error.get("ctx", {}).get("error"), MaplError):
         return str(error["ctx"]["error"])
     got = "" if error["type"] == "missing" or isinstance(error["input"], dict) else f"got {error['input']!r}; "
     return f"{key}: {got}{error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def _nearest(location: list[str]) -> str:
-    """The known keys of the table that an unknown key stands in."""
-    section: Any = Recipe
+def _nearest(location: list[str], tree: Tree) -> str:
+    """The known keys of the table that an unknown key stands in, and the nearest of them."""
+    section: type[BaseModel] = Recipe
     for part in location[:-1]:
-        field = section.model_fields.get(part) if isinstance(section, type) else None
-        if field is None:
+        below = section.model_fields[part].annotation if part in section.model_fields else None
+        if part == "method" and section is Recipe:
+            below = settings_class(tree.get("method", {}).get("name", "mapl"))
+        if not (isinstance(below, type) and issubclass(below, BaseModel)):
             return ""
-        section = field.annotation
-    if not (isinstance(section, type) and issubclass(section, BaseModel)):
-        return ""
-    return str(unknown("", location[-1], section.model_fields)).partition(";")[2].join(("; ", ""))
+        section = below
+    return f";{str(unknown('', location[-1], section.model_fields)).partition(';')[2]}"

@@ -221,7 +221,7 @@ def _loop(world: World, folder: Path, observers: Sequence[Observer], stop: Calla
         with (folder / HISTORY).open("ab") as history, (folder / TIMES).open("ab") as times:
             for t in range(len(world.rounds), recipe.rounds):
                 line, seconds = play_round(world, t)
-                history.write(line.encode())
+                history.write(line.line().encode())
                 history.flush()
                 last = t + 1 == recipe.rounds
                 stopping = not last and stop()
@@ -271,7 +271,7 @@ def play_round(world: World, t: int) -> tuple[Round, dict[str, float]]:
 def _exchange(world: World, t: int) -> list[tuple[Client, Inbox]]:
     """Letters of this round, written before anybody adjusts, to those who asked for them."""
     requests = {c.id: world.method.wants(c, t, world.topology.neighbours(t, c.id)) for c in world.clients}
-    wanted = torch.cat(list(requests.values())).unique().tolist()
+    wanted = torch.unique(torch.cat(list(requests.values()))).tolist()
     letters = {i: world.method.letter(world.clients[i], t) for i in wanted}
     inboxes = Post(world.ledger, world.recipe.network.letter_limit).deliver(letters, requests)
     return [(client, inboxes[client.id]) for client in world.clients]

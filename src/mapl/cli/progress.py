@@ -30,8 +30,9 @@ def progress(rounds: int, done: int, as_json: bool) -> Iterator[Observer]:
             task = bar.add_task("training", total=rounds, completed=done, accuracy="–")
 
             def advance(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
-                shown = {"accuracy": _percent(line)} if line.accuracy else {}
-                bar.update(task, completed=line.round + 1, **shown)
+                bar.update(task, completed=line.round + 1)
+                if line.accuracy:
+                    bar.update(task, accuracy=_percent(line))
 
             yield advance
     else:

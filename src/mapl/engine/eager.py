@@ -85,7 +85,7 @@ class EagerEngine:
         """Embeddings z of the client's test images: (n, d_z)."""
         client.model.eval()
         images = self.augmentation.normalise(client.test.pixels)
-        return torch.cat([client.model.embed(part) for part in images.split(512)])
+        return torch.cat([client.model.embed(part) for part in torch.split(images, 512)])
 
     @torch.no_grad()
     def evaluate(self, client: Client) -> float:

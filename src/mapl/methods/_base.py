@@ -38,6 +38,9 @@ class Method(ABC, Generic[S]):
     augmentation: ClassVar[Literal["contrastive", "plain"]] = "plain"
     """Which of the recipe's two augmentations makes those views."""
 
+    without_letters: ClassVar[str] = ""
+    """A simpler method that this one equals, to the bit, on the empty network; so one control arm serves both."""
+
     def __init__(self, settings: S):
         self.settings = settings
 

@@ -22,7 +22,8 @@ def insert(rows: Tensor, row: Tensor, position: int) -> Tensor:
 
 def mixed(weights: Tensor, stacked: Tensor) -> Tensor:
     """Σ_j w_j x_j for weights (n,) and stacked (n, …)."""
-    return torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+    result: Tensor = torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+    return result
 
 
 def shared_tensors(module: nn.Module) -> list[Tensor]:
@@ -39,5 +40,5 @@ def load_flat(module: nn.Module, vector: Tensor) -> None:
     """Write such a vector back into the module, in place."""
     tensors = shared_tensors(module)
     with torch.no_grad():
-        for tensor, values in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
+        for tensor, values in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
             tensor.copy_(values.view_as(tensor))

@@ -31,6 +31,7 @@ class MaplPlus(Mapl):
 
     name = "mapl+"
     Settings = MaplPlusSettings
+    without_letters = "mapl"
 
     def letter(self, client: Client, round: int) -> Letter:
         tensors = {**self.contents(client, round), "backbone": flatten(client.model.backbone)}

@@ -20,7 +20,21 @@ class Digits:
     """
 
     name: ClassVar[str] = "digits"
-    suggests: ClassVar[dict[str, Any]] = {}
+    # So that a run takes seconds, and so that few enough images are dealt for collaboration to have something to add.
+    suggests: ClassVar[dict[str, Any]] = {
+        "clients": 10,
+        "rounds": 50,
+        "method": {"warmup": 20},
+        "partition": {"shots": 5, "shots_range": [3, 8], "test_shots": "all", "sharding": "random"},
+        "model": {"embedding": 64, "projection": 64, "hidden": 128},
+        "augment": {
+            # A digit has no mirror image, no colour, and little room around it.
+            "contrastive": {"crop_scale": [0.5, 1.0], "flip": 0, "saturation": 0, "hue": 0, "greyscale": 0},
+            "plain": {"crop_padding": 1, "flip": 0},
+        },
+        "train": {"batch": 8, "learning_rate": 1e-3},
+        "evaluate": {"every": 5},
+    }
 
     def load(self, settings: DataSettings) -> Dataset:
         bunch = load_digits()
