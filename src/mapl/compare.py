@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -73,7 +73,7 @@ def compare(records: Sequence[Record]) -> list[Arm]:
     for record in records:
         arms.setdefault(_key(record.recipe), []).append(record)
     labels = dict(zip(arms, _labels([runs[0].recipe for runs in arms.values()]), strict=True))
-    return [_arm(labels[key], runs, arms.get(_control_key(runs[0].recipe), [])) for key, runs in arms.items()]
+    return [_arm(labels[key], runs, _controls(runs[0].recipe, arms)) for key, runs in arms.items()]
 
 
 def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
@@ -107,12 +107,15 @@ def _key(recipe: Recipe) -> str:
     return json.dumps(_tree(recipe), sort_keys=True)
 
 
-def _control_key(recipe: Recipe) -> str:
+def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
+    """The runs of the recipe's twin without letters: its own, or those of the method that it then equals."""
     tree = _tree(recipe)
     tree["network"]["topology"]["name"] = "none"
-    method = find("method", recipe.method.name, mapl.methods)
-    tree["method"]["name"] = method.without_letters or recipe.method.name
-    return json.dumps(tree, sort_keys=True)
+    runs: list[Record] = []
+    for name in (recipe.method.name, find("method", recipe.method.name, mapl.methods).without_letters):
+        tree["method"]["name"] = name
+        runs = runs or arms.get(json.dumps(tree, sort_keys=True), [])
+    return runs
 
 
 def _is_control(recipe: Recipe) -> bool:
