@@ -118,6 +118,16 @@ def resume(
     return _loop(world, folder, observers, stop)
 
 
+def restored_world(folder: str | Path, warn: Callable[[str], None] = lambda message: None) -> World | None:
+    """A run as its newest whole checkpoint has it, for whoever wants to look at its models; None where it has none."""
+    saved = checkpoint.latest(Path(folder), warn)
+    if saved is None:
+        return None
+    world = build_world(load(folder).recipe)
+    _restore(world, saved)
+    return world
+
+
 def given_in_python(recipe: Recipe, data: Dataset | None, backbones: Mapping[str, Backbone] | None) -> Recipe:
     """The recipe that says truly what is run when data or backbones are given as objects."""
     if data is not None:

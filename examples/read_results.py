@@ -1,0 +1,34 @@
+"""Read a run's results: no special tools, the folder is JSON lines and TOML.
+
+python examples/read_results.py runs/digits-s1-mapl-full-m10-seed0
+"""
+
+import sys
+
+import mapl
+from mapl.clusters import adjusted_rand, share_inside
+from mapl.run import restored_world
+
+
+def main(folder: str) -> None:
+    record = mapl.load(folder)
+    print(f"{record.recipe.method.name} on {record.recipe.data.name}, {len(record.clients)} clients")
+    print(f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} at the last test (never the best)")
+
+    print("accuracy by round:", {r.round: round(sum(r.accuracy) / len(r.accuracy), 3) for r in record.tested})
+    print("loss terms, last round:", {term: round(sum(v) / len(v), 3) for term, v in record.rounds[-1].losses.items()})
+    print(f"{record.messages:,} messages, {record.bytes:,} bytes, {record.seconds:.1f} s")
+
+    clusters = [card.cluster for card in record.clients]
+    weights = record.weights()  # (M, M), the last round's; record.weights(10) is that of round 10
+    print(f"weight inside true clusters {share_inside(weights, clusters):.2f}, ", end="")
+    print(f"adjusted Rand index {adjusted_rand(weights, clusters):.2f}")
+
+    world = restored_world(folder)  # the trained models themselves, from the newest checkpoint
+    if world is not None:
+        client = world.clients[0]
+        print(f"client 0 again: {100 * world.engine.evaluate(client):.1f} %, {type(client.model.backbone).__name__}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

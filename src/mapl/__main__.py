@@ -1,0 +1,5 @@
+"""`python -m mapl` is the command line."""
+
+from mapl.cli import main
+
+main()

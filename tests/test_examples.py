@@ -1,0 +1,41 @@
+"""The examples run as their readers would run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SMALL = ["--rounds", "2", "--clients", "4", "--set", "partition.shots=4"]
+
+
+def call(*command: str, cwd: Path) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_model_and_data(tmp_path: Path) -> None:
+    out = call(sys.executable, str(EXAMPLES / "own_model_and_data.py"), "run", cwd=tmp_path)
+    assert "client 3 (wide   ) classes [2, 3]" in out
+    assert (tmp_path / "run" / "history.jsonl").exists()
+
+
+def test_a_new_method_and_its_results(tmp_path: Path) -> None:
+    (tmp_path / "new_method.py").write_text((EXAMPLES / "new_method.py").read_text())
+    mapl = [sys.executable, "-m", "mapl"]
+    call(*mapl, "run", "--method", "new_method:MedianHead", "--name", "median", *SMALL, cwd=tmp_path)
+    out = call(sys.executable, str(EXAMPLES / "read_results.py"), "runs/median", cwd=tmp_path)
+    assert "24 messages" in out
+    assert "client 0 again" in out
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_examples_are_short(example: Path) -> None:
+    assert len(example.read_text().splitlines()) < 80
