@@ -20,7 +20,7 @@ from mapl.errors import MaplError
 from mapl.files import write_aside
 
 FOLDER = "checkpoints"
-_NAME = re.compile(r"(\d{6})-([0-9a-f]{16})\.safetensors")
+_NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,10 @@ def load(path: Path) -> Checkpoint:
     match = _NAME.fullmatch(path.name)
     if match is None:
         raise MaplError(f"{str(path)!r} is not the name of a checkpoint")
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise MaplError(f"checkpoint {str(path)!r} cannot be read ({error.strerror})") from error
     if _digest(data) != match[2]:
         raise MaplError(f"checkpoint {str(path)!r} is damaged (its contents do not match its name)")
     try:
@@ -78,7 +81,8 @@ def load(path: Path) -> Checkpoint:
 
 
 def _newest_first(run: Path) -> list[Path]:
-    return sorted((p for p in (run / FOLDER).glob("*.safetensors") if _NAME.fullmatch(p.name)), reverse=True)
+    found = {path: match for path in (run / FOLDER).glob("*") if (match := _NAME.fullmatch(path.name))}
+    return sorted(found, key=lambda path: (int(found[path][1]), path.name), reverse=True)
 
 
 def _digest(data: bytes) -> str:

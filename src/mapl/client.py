@@ -1,4 +1,4 @@
-"""A client: private data, a model of its own, and the few tensors that its method keeps between rounds."""
+"""Nodes of the network: clients, and for methods that want one, a server."""
 
 from __future__ import annotations
 
@@ -12,15 +12,39 @@ from mapl.model import ClientModel
 from mapl.network import Letter
 
 
-@dataclass
-class Client:
-    """One of `size` clients. A method sees one of these and its inbox, never the list of all."""
+@dataclass(kw_only=True)
+class Node:
+    """Anything that writes and reads letters."""
 
     id: int
     size: int
     """How many clients the network has, M."""
     run: str
     """The run's fingerprint, which every letter carries."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """What its method keeps between rounds; updated in place, saved with every checkpoint."""
+
+    @property
+    def samples(self) -> int:
+        """How many training images stand behind its letters."""
+        return 0
+
+    def letter(self, round: int, tensors: Mapping[str, Tensor], architecture: str = "") -> Letter:
+        """A letter of this node with these contents."""
+        return Letter(
+            run=self.run,
+            sender=self.id,
+            round=round,
+            samples=self.samples,
+            architecture=architecture,
+            tensors={name: tensor.detach() for name, tensor in tensors.items()},
+        )
+
+
+@dataclass(kw_only=True)
+class Client(Node):
+    """Private data and a model of its own. A method sees one of these and its inbox, never the list of all."""
+
     model: ClientModel
     backbone: str
     """The name of its backbone."""
@@ -30,21 +54,16 @@ class Client:
     test: Images
     cluster: int
     """The cluster that its data come from; for reports, never for a method."""
-    state: dict[str, Tensor] = field(default_factory=dict)
-    """What its method keeps between rounds; updated in place, saved with every checkpoint."""
 
     @property
     def samples(self) -> int:
         """n_i, its number of training images."""
         return len(self.train)
 
-    def letter(self, round: int, tensors: Mapping[str, Tensor], architecture: str = "") -> Letter:
-        """A letter of this client with these contents."""
-        return Letter(
-            run=self.run,
-            sender=self.id,
-            round=round,
-            samples=self.samples,
-            architecture=architecture,
-            tensors={name: tensor.detach() for name, tensor in tensors.items()},
-        )
+
+@dataclass(kw_only=True)
+class Server(Node):
+    """The middle of a centralised method: one more node, number M, without data and without a model."""
+
+    image: tuple[int, int, int]
+    """(C, H, W) of the clients' images: what they agreed to work on."""

@@ -68,10 +68,15 @@ class Arm:
 
 
 def compare(records: Sequence[Record]) -> list[Arm]:
-    """The runs as arms, seeds of one recipe together, in the order in which they were first given."""
+    """The runs as arms, seeds of one recipe together, in the order in which they were first given.
+
+    A seed counts once: a run that is given again says nothing new, and would narrow the interval.
+    """
     arms: dict[str, list[Record]] = {}
     for record in records:
-        arms.setdefault(_key(record.recipe), []).append(record)
+        runs = arms.setdefault(_key(record.recipe), [])
+        if all(record.recipe.seed != other.recipe.seed for other in runs):
+            runs.append(record)
     labels = dict(zip(arms, _labels([runs[0].recipe for runs in arms.values()]), strict=True))
     return [_arm(labels[key], runs, _controls(runs[0].recipe, arms)) for key, runs in arms.items()]
 
@@ -139,7 +144,7 @@ def _distinct(labels: list[str], flat: list[dict[str, Any]]) -> list[str]:
     result = []
     for label, values in zip(labels, flat, strict=True):
         twins = [f for other, f in zip(labels, flat, strict=True) if other == label]
-        keys = [k for k in values if any(f.get(k) != values[k] for f in twins) and k != "network.topology.name"]
+        keys = [k for k in values if any(f.get(k) != values[k] for f in twins)]
         result.append(", ".join([label, *(f"{k}={values[k]}" for k in keys)]))
     return result
 

@@ -142,9 +142,7 @@ def decode_all(data: bytes) -> list[Round]:
 def load(folder: str | Path) -> Record:
     """Read a run: what it was, who took part, and what happened in every round."""
     folder = Path(folder)
-    if not (folder / RECIPE).is_file():
-        raise MaplError(f"{str(folder)!r} is not the folder of a run: it has no {RECIPE}")
-    recipe = validated(read(folder / RECIPE), str(folder / RECIPE))
+    recipe = load_recipe(folder)
     try:
         cards = [ClientCard(**card) for card in json.loads((folder / CLIENTS).read_text())]
         rounds = decode_all(_bytes(folder / HISTORY))
@@ -152,6 +150,13 @@ def load(folder: str | Path) -> Record:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise MaplError(f"run {str(folder)!r} cannot be read: {error}") from error
     return Record(folder, recipe, cards, rounds, times)
+
+
+def load_recipe(folder: Path) -> Recipe:
+    """The recipe of a run."""
+    if not (folder / RECIPE).is_file():
+        raise MaplError(f"{str(folder)!r} is not the folder of a run: it has no {RECIPE}")
+    return validated(read(folder / RECIPE), str(folder / RECIPE))
 
 
 def _bytes(path: Path) -> bytes:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 import mapl.backbones
+from mapl.backbones._foreign import adapted, timm_model
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, generator, key
 from mapl.network import fingerprint
@@ -88,9 +89,14 @@ def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> 
 
 
 def find_backbone(name: str) -> Backbone:
-    """The backbone of that name or import path."""
+    """The backbone of that name or import path, also of another library: torchvision.models:resnet18, timm:resnet18."""
+    module, _, model = name.partition(":")
+    if module == "timm" and model:
+        return timm_model(model)
     backbone: Backbone = find("backbone", name, mapl.backbones)
-    return backbone
+    if not callable(backbone):
+        raise MaplError(f"backbone {name!r} is no backbone: it should be a function of (image shape, embedding)")
+    return adapted(name, backbone) if model else backbone
 
 
 def build(
@@ -112,6 +118,8 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start)
         network = backbone(image, settings.embedding)
+        if not isinstance(network, nn.Module):
+            raise MaplError(f"backbone {name!r} made a {type(network).__name__}, not a torch.nn.Module")
         model = ClientModel(network, classes, settings.embedding, settings.projection, settings.hidden)
         torch.manual_seed(key(seed, client, ALWAYS, "prototypes"))
         with torch.no_grad():
@@ -130,9 +138,13 @@ def _check_output(name: str, model: ClientModel, image: tuple[int, int, int], em
     training = model.training
     model.eval()
     with torch.no_grad():
-        shape = tuple(model.embed(torch.zeros(2, *image)).shape)
+        try:
+            output: object = model.embed(torch.zeros(2, *image))
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise MaplError(f"backbone {name!r} cannot take images of shape {image}: {error}") from error
     model.train(training)
-    if shape != (2, embedding):
+    made = f"tensors {tuple(output.shape[1:])}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    if not isinstance(output, Tensor) or output.shape != (2, embedding):
         raise MaplError(
-            f"backbone {name!r} maps images {image} to {shape[1:]}, but model.embedding wants vectors of {embedding}"
+            f"backbone {name!r} maps images {image} to {made}, but model.embedding wants vectors of {embedding}"
         )

@@ -32,17 +32,18 @@ def known(room: ModuleType) -> dict[str, Any]:
 def load(path: str) -> Any:
     """What the import path `package.module:Name` names. Modules of the current folder can be imported too."""
     module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
+    if not module_name or not attribute or module_name.startswith("."):
         raise MaplError(f"{path!r} is not an import path: write it as package.module:Name")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     try:
         thing = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            thing = getattr(thing, part)
     except ImportError as error:
         raise MaplError(f"cannot import {module_name!r} of the import path {path!r}: {error}") from error
+    try:
+        for part in attribute.split("."):
+            thing = getattr(thing, part)
     except AttributeError as error:
         raise MaplError(f"module {module_name!r} has no {attribute!r}, which the import path {path!r} names") from error
     return thing

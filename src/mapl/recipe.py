@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 import mapl.data.sources
 import mapl.methods
@@ -22,7 +23,7 @@ from mapl.data.dataset import DataSettings
 from mapl.data.partition import PartitionSettings
 from mapl.engine.settings import TrainSettings
 from mapl.errors import MaplError, unknown
-from mapl.methods._base import MethodSettings
+from mapl.methods._base import Method, MethodSettings
 from mapl.methods.mapl import MaplSettings
 from mapl.model import ModelSettings
 from mapl.network import TopologySettings
@@ -31,6 +32,9 @@ from mapl.plugins import find
 Tree = dict[str, Any]
 Provenance = dict[str, str]
 """Where the value of each dotted key came from."""
+
+UNSET = "none"
+"""How a recipe file says that a setting has no value: TOML has no null."""
 
 GIVEN_IN_PYTHON = "python"
 """The name of a data set that was given as an object."""
@@ -45,6 +49,15 @@ class AugmentSection(Section):
 
     contrastive: AugmentSettings = Field(RELEASED, description="For methods that compare two views of an image.")
     plain: AugmentSettings = Field(PLAIN, description="For methods that take one view.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_the_defaults(cls, values: Any) -> Any:
+        """A table that sets one thing leaves the rest as it is here, not as `AugmentSettings` alone has it."""
+        if not isinstance(values, dict):
+            return values
+        defaults = {"contrastive": RELEASED.model_dump(), "plain": PLAIN.model_dump()}
+        return {k: {**defaults.get(k, {}), **v} if isinstance(v, dict) else v for k, v in values.items()}
 
 
 class NetworkSection(Section):
@@ -78,17 +91,21 @@ def _typed_method(value: Any) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, dict):
-        raise ValueError("method must be a name or a table")
+        raise ValueError("it takes a name or a table")
     name = value.get("name", "mapl")
     if not isinstance(name, str):
-        raise ValueError("method.name must be a string")
+        raise ValueError("its name should be a string")
     # A ValidationError raised here becomes part of the recipe's own.
-    return settings_class(name).model_validate({**value, "name": name})
+    settings = settings_class(name)
+    return settings.model_validate({**_with_none(value, settings), "name": name})
 
 
 def settings_class(method: str) -> type[MethodSettings]:
     """The settings that belong to a method."""
-    settings: type[MethodSettings] = find("method", method, mapl.methods).Settings
+    found = find("method", method, mapl.methods)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise MaplError(f"method {method!r} is no method: it should be a subclass of mapl.Method")
+    settings: type[MethodSettings] = found.Settings
     return settings
 
 
@@ -134,7 +151,7 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     for _, layer in layers:
         given = merge(given, _expand_names(layer))
     data = given.get("data", {})
-    name = data.get("name", "digits") if isinstance(data, dict) else "digits"
+    name = data.get("name", "digits") if isinstance(data, dict) else getattr(data, "name", "digits")
     stack = [(f"data set {name}", suggestions(name, given.get("method", {})))]
     stack += [(origin, _expand_names(layer)) for origin, layer in layers]
     tree = merge(stack[0][1], given)
@@ -145,14 +162,15 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     return recipe, {key: _origin(key, origins) for key in _leaves(recipe.model_dump(mode="json"))}
 
 
-def suggestions(data: str, method: Any) -> Tree:
+def suggestions(data: Any, method: Any) -> Tree:
     """What a recipe should default to with this data set; of its suggestions for methods, those that this one takes."""
-    if data == GIVEN_IN_PYTHON:
+    if data == GIVEN_IN_PYTHON or not isinstance(data, str):
         return {}
     suggested: Tree = getattr(find("data set", data, mapl.data.sources), "suggests", {})
     if "method" not in suggested or not isinstance(method, dict):
         return suggested
-    known = settings_class(method.get("name", "mapl")).model_fields
+    name = method.get("name", "mapl")
+    known = settings_class(name).model_fields if isinstance(name, str) else {}
     return {**suggested, "method": {k: v for k, v in suggested["method"].items() if k in known}}
 
 
@@ -171,9 +189,9 @@ def read(path: Path) -> Tree:
 def validated(tree: Tree, source: str) -> Recipe:
     """The recipe of a tree, or one error that says which key, what it got and what it takes."""
     try:
-        return Recipe.model_validate(tree)
+        return Recipe.model_validate(_with_none(tree, Recipe))
     except ValidationError as error:
-        raise MaplError(f"recipe ({source}): " + "; ".join(_sentence(e, tree) for e in error.errors())) from None
+        raise MaplError(f"recipe ({source}): {_complaint(error.errors(), tree)}") from None
 
 
 def merge(base: Tree, over: Tree) -> Tree:
@@ -196,8 +214,7 @@ def assignment(text: str) -> Tree:
         parsed = value
     for part in reversed(key.strip().split(".")):
         parsed = {part: parsed}
-    tree: Tree = parsed
-    return tree
+    return _expand_names(parsed)
 
 
 def to_toml(recipe: Recipe, provenance: Provenance | None = None, comments: bool = False) -> str:
@@ -212,8 +229,7 @@ def _toml_lines(tree: Tree, path: tuple[str, ...], provenance: Provenance) -> It
     if path and values:
         yield from ("", f"[{'.'.join(path)}]")
     for key, value in values.items():
-        # TOML has no null: a setting without a value is a comment.
-        line = f"# {key} is not set" if value is None else f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        line = f"{key} = {json.dumps(UNSET if value is None else value, ensure_ascii=False)}"
         origin = provenance.get(".".join((*path, key)))
         yield f"{line:<48} # {origin}" if origin else line
     for key, value in tree.items():
@@ -242,26 +258,67 @@ def _origin(key: str, origins: Provenance) -> str:
     return "default"
 
 
-def _sentence(error: Any, tree: Tree) -> str:
-    """One of pydantic's errors as a clause: which key, what it got, what it takes."""
-    location = [str(part) for part in error["loc"]]
-    key = ".".join(location)
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{_nearest(location, tree)}"
-    if isinstance(error.get("ctx", {}).get("error"), MaplError):
-        return str(error["ctx"]["error"])
-    got = "" if error["type"] == "missing" or isinstance(error["input"], dict) else f"got {error['input']!r}; "
-    return f"{key}: {got}{error['msg'][0].lower()}{error['msg'][1:]}"
+def _with_none(tree: Tree, section: type[BaseModel]) -> Tree:
+    """The tree with None for "none", wherever a setting may have no value."""
+    result = dict(tree)
+    for key, value in tree.items():
+        takes = section.model_fields[key].annotation if key in section.model_fields else None
+        if value == UNSET and type(None) in get_args(takes):
+            result[key] = None
+        elif isinstance(value, dict) and isinstance(takes, type) and issubclass(takes, BaseModel):
+            result[key] = _with_none(value, takes)
+    return result
 
 
-def _nearest(location: list[str], tree: Tree) -> str:
-    """The known keys of the table that an unknown key stands in, and the nearest of them."""
-    section: type[BaseModel] = Recipe
-    for part in location[:-1]:
-        below = section.model_fields[part].annotation if part in section.model_fields else None
-        if part == "method" and section is Recipe:
-            below = settings_class(tree.get("method", {}).get("name", "mapl"))
-        if not (isinstance(below, type) and issubclass(below, BaseModel)):
-            return ""
-        section = below
-    return f";{str(unknown('', location[-1], section.model_fields)).partition(';')[2]}"
+def _complaint(errors: Sequence[Any], tree: Tree) -> str:
+    """Pydantic's errors as clauses: which key, what it got, what it takes."""
+    clauses: dict[str, list[str]] = {}
+    for error in errors:
+        key, table = _place(error["loc"], tree)
+        if error["type"] == "extra_forbidden":
+            listed = str(unknown("", str(error["loc"][-1]), table.model_fields)).partition(";")[2] if table else ""
+            clauses[f"unknown key {key!r};{listed}"] = []
+        else:
+            given = error["type"] != "missing" and not isinstance(error["input"], dict)
+            got = f"got {error['input']!r}, but " if given else ""
+            clauses.setdefault(f"{key}: {got}", []).append(_plain(error["msg"]))
+    return "; ".join(head + " or ".join(_once("it should be ", takes)) for head, takes in clauses.items())
+
+
+def _once(opening: str, texts: Sequence[str]) -> list[str]:
+    """The texts, with an opening that they share left out of all but the first."""
+    return [text.removeprefix(opening) if index else text for index, text in enumerate(texts)]
+
+
+def _place(location: Sequence[str | int], tree: Tree) -> tuple[str, type[BaseModel] | None]:
+    """The dotted key that an error is about, and the table that it stands in.
+
+    Pydantic also puts there which member of a union it tried; no recipe has such a key.
+    """
+    section: type[BaseModel] | None = Recipe
+    table, key = section, []
+    for part in location:
+        if section is None and isinstance(part, str):
+            break
+        key.append(str(part))
+        table = section
+        below: Any = None
+        if section is Recipe and part == "method":
+            below = _settings_of(tree.get("method"))
+        elif section is not None and part in section.model_fields:
+            below = section.model_fields[str(part)].annotation
+        section = below if isinstance(below, type) and issubclass(below, BaseModel) else None
+    return ".".join(key), table
+
+
+def _settings_of(method: Any) -> type[MethodSettings] | None:
+    name = method.get("name", "mapl") if isinstance(method, dict) else None
+    return settings_class(name) if isinstance(name, str) else None
+
+
+def _plain(message: str) -> str:
+    """What pydantic says that a value should be, without its turns of phrase."""
+    message = message.removeprefix("Value error, ").replace("Input should be", "it should be")
+    message = re.sub(r", unable to parse .*| after validation, not \d+", "", message)
+    message = re.sub(r"a valid dictionary or instance of \w+", "a table", message).replace("Tuple", "it")
+    return message[0].lower() + message[1:]

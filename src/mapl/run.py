@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from mapl.history import (
     decode_all,
     encode_all,
     load,
+    load_recipe,
     sparse_row,
 )
 from mapl.methods._base import Method
@@ -79,14 +81,15 @@ def run(
     """
     recipe = given_in_python(recipe, data, backbones)
     folder = Path(folder or Path("runs") / recipe.title())
-    if folder.exists() and any(folder.iterdir()) and not overwrite:
-        raise MaplError(f"{str(folder)!r} exists already; resume it, choose another --name, or give --overwrite")
+    _check_place(folder, overwrite)
     world = build_world(recipe, data, backbones)
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    write_aside(folder / RECIPE, to_toml(recipe).encode())
-    write_aside(folder / CLIENTS, json.dumps([asdict(c) for c in cards(world)], indent=1).encode())
+    with _writing(folder):
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        write_aside(folder / CLIENTS, json.dumps([asdict(c) for c in cards(world)], indent=1).encode())
+        # Last, because it makes the folder a run: one that can be resumed from then on.
+        write_aside(folder / RECIPE, to_toml(recipe).encode())
     return _loop(world, folder, observers, stop)
 
 
@@ -102,19 +105,22 @@ def resume(
 ) -> Record:
     """Go on from a run's newest whole checkpoint, to its last round or to `rounds`."""
     folder = Path(folder)
-    recipe = load(folder).recipe
+    recipe = load_recipe(folder)
     if rounds is not None:
         if rounds < recipe.rounds:
             raise MaplError(f"rounds: got {rounds}, but {str(folder)!r} is a run of {recipe.rounds}; give more")
         recipe = recipe.model_copy(update={"rounds": rounds})
-        write_aside(folder / RECIPE, to_toml(recipe).encode())
     world = build_world(recipe, data, backbones)
     saved = checkpoint.latest(folder, warn)
     if saved is not None:
         _restore(world, saved)
-    # Lines after the checkpoint belong to rounds that will be played again.
-    write_aside(folder / HISTORY, encode_all(world.rounds))
-    _cut_times(folder / TIMES, len(world.rounds))
+    # What was the last round of a shorter run was tested for that alone.
+    world.rounds = [line if _is_tested(recipe, line.round) else replace(line, accuracy=None) for line in world.rounds]
+    with _writing(folder):
+        write_aside(folder / RECIPE, to_toml(recipe).encode())
+        # Lines after the checkpoint belong to rounds that will be played again.
+        write_aside(folder / HISTORY, encode_all(world.rounds))
+        _cut_times(folder / TIMES, len(world.rounds))
     return _loop(world, folder, observers, stop)
 
 
@@ -132,7 +138,7 @@ def given_in_python(recipe: Recipe, data: Dataset | None, backbones: Mapping[str
     """The recipe that says truly what is run when data or backbones are given as objects."""
     if data is not None:
         recipe = recipe.model_copy(update={"data": DataSettings(name=GIVEN_IN_PYTHON)})
-    if backbones is not None:
+    if backbones:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"backbones": tuple(backbones)})})
     return recipe
 
@@ -142,6 +148,8 @@ def load_data(recipe: Recipe) -> Dataset:
     if recipe.data.name == GIVEN_IN_PYTHON:
         raise MaplError("the data of this run was given in Python: pass it again, as mapl.resume(folder, data=…)")
     source = find("data set", recipe.data.name, mapl.data.sources)
+    if not callable(getattr(source, "load", None)):
+        raise MaplError(f"data set {recipe.data.name!r} is no data source: it should be a class with a method load")
     dataset = source().load(recipe.data)
     if not isinstance(dataset, Dataset):
         raise MaplError(f"data set {recipe.data.name!r} gave a {type(dataset).__name__}, not a mapl.Dataset")
@@ -163,6 +171,7 @@ def build_world(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[
     )
     for client in world.clients:
         method.prepare(client)
+    world.topology.graph(0)  # an impossible one is better refused now than in the first round
     _check_letters(world)
     return world
 
@@ -227,30 +236,52 @@ def cards(world: World) -> list[ClientCard]:
 
 def _loop(world: World, folder: Path, observers: Sequence[Observer], stop: Callable[[], bool]) -> Record:
     recipe = world.recipe
-    try:
-        with (folder / HISTORY).open("ab") as history, (folder / TIMES).open("ab") as times:
-            for t in range(len(world.rounds), recipe.rounds):
-                line, seconds = play_round(world, t)
-                history.write(line.line().encode())
-                history.flush()
-                last = t + 1 == recipe.rounds
-                stopping = not last and stop()
-                if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
-                    start = time.perf_counter()
-                    checkpoint.save(folder, t + 1, _state(world), recipe.checkpoint.keep)
-                    seconds["checkpoint"] = time.perf_counter() - start
-                times.write(json.dumps({"round": t, "seconds": sum(seconds.values()), **seconds}).encode() + b"\n")
-                times.flush()
-                for observe in observers:
-                    observe(recipe, line, seconds)
-                if stopping:
-                    break
-    except OSError as error:
-        raise MaplError(
-            f"run {str(folder)!r} could not be written ({error}); nothing before its last checkpoint is lost: "
-            f"make room, then mapl resume {folder}"
-        ) from error
+    for t in range(len(world.rounds), recipe.rounds):
+        line, seconds = play_round(world, t)
+        last = t + 1 == recipe.rounds
+        stopping = not last and stop()
+        with _writing(folder):
+            _append(folder / HISTORY, line.line())
+            if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
+                start = time.perf_counter()
+                checkpoint.save(folder, t + 1, _state(world), recipe.checkpoint.keep)
+                seconds["checkpoint"] = time.perf_counter() - start
+            _append(folder / TIMES, json.dumps({"round": t, "seconds": sum(seconds.values()), **seconds}) + "\n")
+        for observe in observers:
+            observe(recipe, line, seconds)
+        if stopping:
+            break
     return load(folder)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A disk that is full, or a folder that cannot be written, is an error that says what to do next."""
+    try:
+        yield
+    except OSError as error:
+        resumable = (folder / RECIPE).is_file()
+        remedy = f"nothing before its last checkpoint is lost: make room, then mapl resume {folder}"
+        raise MaplError(
+            f"run {str(folder)!r} could not be written ({error}); {remedy if resumable else 'choose another folder'}"
+        ) from error
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("ab") as file:
+        file.write(line.encode())
+
+
+def _check_place(folder: Path, overwrite: bool) -> None:
+    """A run is only ever written over another run, and only when asked."""
+    if folder.exists() and not folder.is_dir():
+        raise MaplError(f"{str(folder)!r} is a file; choose another --name or --out")
+    inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if inside and not overwrite:
+        raise MaplError(f"{str(folder)!r} exists already; resume it, choose another --name, or give --overwrite")
+    # A run that was killed before it had a recipe has nothing but its clients, or a file half-written aside.
+    if RECIPE not in inside and any(CLIENTS not in name and RECIPE not in name for name in inside):
+        raise MaplError(f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another --name")
 
 
 def play_round(world: World, t: int) -> tuple[Round, dict[str, float]]:
@@ -289,11 +320,13 @@ def _exchange(world: World, t: int) -> list[tuple[Client, Inbox]]:
 
 def _test(world: World, t: int, moment: str) -> list[float] | None:
     """Accuracies, if this round is tested and this is the moment for it."""
-    evaluate = world.recipe.evaluate
-    due = (t + 1) % evaluate.every == 0 or t + 1 == world.recipe.rounds
-    if not due or evaluate.moment != moment:
+    if world.recipe.evaluate.moment != moment or not _is_tested(world.recipe, t):
         return None
     return [world.engine.evaluate(client) for client in world.clients]
+
+
+def _is_tested(recipe: Recipe, t: int) -> bool:
+    return (t + 1) % recipe.evaluate.every == 0 or t + 1 == recipe.rounds
 
 
 def _changed_rows(world: World) -> dict[int, dict[str, list[Any]]]:
@@ -301,6 +334,11 @@ def _changed_rows(world: World) -> dict[int, dict[str, list[Any]]]:
     for client in world.clients:
         row = world.method.weights(client)
         if row is not None and (client.id not in world.rows or not torch.equal(row, world.rows[client.id])):
+            if not row.isfinite().all():
+                raise MaplError(
+                    f"the weights of client {client.id} are no longer finite in round {len(world.rounds)}; "
+                    "a lower train.learning_rate usually helps"
+                )
             world.rows[client.id] = row.clone()
             changed[client.id] = sparse_row(row)
     return changed
@@ -314,15 +352,28 @@ def _state(world: World) -> dict[str, Tensor]:
         tensors |= {f"client.{client.id}.state.{k}": v for k, v in client.state.items()}
     tensors |= {f"optimizer.{k}": v for k, v in world.engine.state().items()}
     tensors |= {f"ledger.{k}": v for k, v in world.ledger.state().items()}
-    tensors["history"] = torch.from_numpy(np.frombuffer(encode_all(world.rounds), np.uint8).copy())
+    tensors["history"] = _bytes_tensor(encode_all(world.rounds))
+    tensors["recipe"] = _bytes_tensor(world.recipe.fingerprint().encode())
     return tensors
 
 
+def _bytes_tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
 def _restore(world: World, saved: checkpoint.Checkpoint) -> None:
+    if saved.tensors["recipe"].numpy().tobytes().decode() != world.recipe.fingerprint():
+        raise MaplError(
+            f"the run's {RECIPE} is not the one that its checkpoint was written with: change it back, or start a new "
+            "run (its name, its rounds and its checkpoints may change)"
+        )
     for client in world.clients:
         client.model.load_state_dict(saved.section(f"client.{client.id}.model"))
         for name, value in saved.section(f"client.{client.id}.state").items():
-            client.state[name].copy_(value)
+            if name in client.state:
+                client.state[name].copy_(value)
+            else:  # a method may put something there later than in `prepare`
+                client.state[name] = value
     world.engine.load_state(world.clients, saved.section("optimizer"))
     world.ledger = Ledger.from_state(saved.section("ledger"))
     world.rounds = decode_all(saved.tensors["history"].numpy().tobytes())
@@ -332,9 +383,9 @@ def _restore(world: World, saved: checkpoint.Checkpoint) -> None:
 
 
 def _cut_times(path: Path, rounds: int) -> None:
-    """Keep the times of the rounds that are kept."""
-    lines = path.read_bytes().split(b"\n")[:rounds] if path.exists() else []
-    write_aside(path, b"".join(line + b"\n" for line in lines if line))
+    """Keep the times of the rounds that are kept; a last line that was cut off (a crash) is left out."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    write_aside(path, b"".join(line + b"\n" for line in lines if json.loads(line)["round"] < rounds))
 
 
 class _Clock:

@@ -21,13 +21,13 @@ from mapl.run import Observer
 
 
 @contextmanager
-def progress(rounds: int, done: int, as_json: bool) -> Iterator[Observer]:
+def progress(rounds: int, as_json: bool) -> Iterator[Observer]:
     """An observer that tells a person, or a program, how a run goes."""
     if as_json:
         yield _json_line
     elif sys.stdout.isatty():
         with _bar() as bar:
-            task = bar.add_task("training", total=rounds, completed=done, accuracy="–")
+            task = bar.add_task("training", total=rounds, accuracy="–")
 
             def advance(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
                 bar.update(task, completed=line.round + 1)
@@ -36,7 +36,7 @@ def progress(rounds: int, done: int, as_json: bool) -> Iterator[Observer]:
 
             yield advance
     else:
-        yield _PlainLines(rounds, done)
+        yield _PlainLines(rounds)
 
 
 def _bar() -> Progress:
@@ -55,16 +55,17 @@ def _bar() -> Progress:
 class _PlainLines:
     """About ten lines a run, each with the accuracy and the time left."""
 
-    def __init__(self, rounds: int, done: int):
+    def __init__(self, rounds: int):
         self.rounds = rounds
-        self.first = done
+        self.played = 0
         self.start = time.monotonic()
 
     def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
         done = line.round + 1
+        self.played += 1  # not `done`: a resumed run starts in the middle
         if done % max(1, self.rounds // 10) and done != self.rounds:
             return
-        left = (time.monotonic() - self.start) / (done - self.first) * (self.rounds - done)
+        left = (time.monotonic() - self.start) / self.played * (self.rounds - done)
         print(f"round {done}/{self.rounds}  accuracy {_percent(line)}  {left:.0f} s left", flush=True)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from mapl.cli.progress import Interrupt, progress
 from mapl.clusters import share_inside
-from mapl.history import Record, load
+from mapl.history import Record, load_recipe
 from mapl.recipe import Provenance, Recipe, Tree, assignment, compose, merge, read
 from mapl.run import resume, run
 
@@ -61,7 +61,7 @@ def run_command(
     options = _options(method, data, scenario, clients, rounds, topology, seed, name)
     made, _ = from_command_line(recipe, options, settings or [])
     folder = out / made.title()
-    with Interrupt() as interrupt, progress(made.rounds, 0, as_json) as observer:
+    with Interrupt() as interrupt, progress(made.rounds, as_json) as observer:
         record = run(made, folder, observers=[observer], stop=interrupt, overwrite=overwrite)
     conclude(record, as_json)
 
@@ -72,9 +72,8 @@ def resume_command(
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint."""
-    record = load(folder)
-    total = rounds or record.recipe.rounds
-    with Interrupt() as interrupt, progress(total, len(record.rounds), as_json) as observer:
+    total = rounds or load_recipe(folder).rounds
+    with Interrupt() as interrupt, progress(total, as_json) as observer:
         record = resume(folder, rounds=rounds, observers=[observer], stop=interrupt, warn=_warn)
     conclude(record, as_json)
 

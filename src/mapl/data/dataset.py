@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -36,6 +39,10 @@ class Images:
     def take(self, indices: Tensor) -> Images:
         return Images(self.pixels[indices], self.labels[indices])
 
+    def counts(self, classes: int) -> list[int]:
+        """How many images each class has."""
+        return torch.bincount(self.labels, minlength=classes).tolist()
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -47,8 +54,14 @@ class Dataset:
     classes: int
     mean: tuple[float, ...] = field(default=(0.5,))
     std: tuple[float, ...] = field(default=(0.5,))
+    class_names: tuple[str, ...] = ()
+    """What the classes are called, for tables; empty: by their numbers."""
 
     def __post_init__(self) -> None:
+        if self.class_names and len(self.class_names) != self.classes:
+            raise MaplError(
+                f"data set {self.name!r} has {self.classes} classes, but {len(self.class_names)} names of classes"
+            )
         for split, images in (("training", self.train), ("test", self.test)):
             bad = images.labels[(images.labels < 0) | (images.labels >= self.classes)]
             if len(bad):
@@ -75,10 +88,37 @@ class DataSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field("digits", description="A known data set, or the import path of one (package.module:Name).")
+    folder: Path | None = Field(
+        None,
+        description="Folder with the data sets' files; default: $MAPL_DATA, or data/. For the data set 'folder' the "
+        "folder of your own images, for 'npz' your file.",
+    )
+
+    def root(self) -> Path:
+        """The folder that published files lie in."""
+        return (self.folder or Path(os.environ.get("MAPL_DATA") or "data")).expanduser()
+
+    def own(self) -> Path:
+        """Where somebody's own data lie: this has no default."""
+        if self.folder is None:
+            raise MaplError(f"data set {self.name!r} is your own: say where it is with --set data.folder=PATH")
+        return self.folder.expanduser()
+
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is in all (0: not known)."""
+
+
+def unseen(done: int, total: int) -> None:
+    """The progress that nobody watches."""
 
 
 class DataSource(Protocol):
-    """One file of this room: how a data set is read, and what a recipe should default to with it."""
+    """One file of this room: how a data set is read, and what a recipe should default to with it.
+
+    Beyond what is named here, a source may have `published` (a `Published`: which files it reads, and where they can be
+    downloaded), and one that takes long to read may have `progress`, a `Progress` that is called as it goes.
+    """
 
     name: ClassVar[str]
     suggests: ClassVar[dict[str, Any]]

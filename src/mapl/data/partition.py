@@ -1,4 +1,4 @@
-"""Who has which images: the paper's four scenarios (Section 5, "Data heterogeneity").
+"""Who has which images: the paper's four scenarios (Section 5, "Data heterogeneity"), and the schemes of `schemes`.
 
 Clients form C clusters; a cluster is assigned a run of classes, disjoint (scenarios 1 and 3) or overlapping (2 and 4);
 a client takes a fixed number of images of each class of its cluster (1 and 2) or a number drawn from a range (3 and 4).
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from mapl.data import schemes
 from mapl.data.dataset import Dataset
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, generator
@@ -31,6 +33,11 @@ class PartitionSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    scheme: Literal["scenario", "iid", "dirichlet", "shards", "file"] = Field(
+        "scenario",
+        description="'scenario': the paper's; 'iid': at random; 'dirichlet': each class divided by Dirichlet(alpha); "
+        "'shards': sorted by label, cut and dealt; 'file': as partition.file says.",
+    )
     scenario: Literal[1, 2, 3, 4] = Field(
         1, description="The paper's scenario: classes disjoint (1, 3) or overlapping (2, 4); shots fixed (1, 2) or not."
     )
@@ -40,13 +47,33 @@ class PartitionSettings(BaseModel):
     shots_range: tuple[int, int] = Field(
         (100, 300), description="Fewest and most training images a class of each client, in scenarios 3 and 4."
     )
-    test_shots: int | Literal["all"] = Field(15, description="Test images a class of each client, or 'all'.")
+    test_shots: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        15, description="Test images a class of each client, or 'all'."
+    )
     sharding: Literal["paper", "random"] = Field(
         "paper",
         description="'paper': a class's images in the order of the data set, from stride × the client's number on; "
         "'random': drawn by seed, no image at two clients.",
     )
     stride: int = Field(200, ge=0, description="With sharding 'paper': images from one client's first to the next's.")
+    images: int = Field(0, ge=0, description="Scheme 'iid': training images of each client; 0: all, split evenly.")
+    alpha: float = Field(
+        0.5, ge=1e-3, le=1e6, description="Scheme 'dirichlet': the smaller, the fewer clients share a class."
+    )
+    shards_per_client: int = Field(2, ge=1, description="Scheme 'shards': pieces of the sorted images for each client.")
+    file: Path | None = Field(
+        None,
+        description='Scheme \'file\': JSON with the indices of each client, {"train": [[…], …], "test": [[…], …]}.',
+    )
+    fewest: int = Field(
+        2, ge=1, description="Schemes other than 'scenario': the fewest training images that a client may be left with."
+    )
+
+    def short(self) -> str:
+        """A few letters for the name of a run."""
+        if self.scheme == "scenario":
+            return f"s{self.scenario}"
+        return f"dirichlet{self.alpha:g}" if self.scheme == "dirichlet" else self.scheme
 
 
 @dataclass(frozen=True)
@@ -54,32 +81,35 @@ class Shard:
     """What one client has: indices into the data set's training and test images."""
 
     cluster: int
+    """Its true cluster. Schemes without any: 0 for all with 'iid' and 'dirichlet'; with 'shards' and 'file', clients
+    that have the same set of classes are a cluster."""
     classes: tuple[int, ...]
     train: Tensor
     test: Tensor
 
 
 def cluster_classes(settings: PartitionSettings, classes: int) -> list[tuple[int, ...]]:
-    """The classes of each cluster: a run each, evenly spaced, sharing `overlap` with the next in scenarios 2 and 4."""
+    """The classes of each cluster: a run each, as even as can be, sharing `overlap` with the next in 2 and 4."""
     clusters = settings.clusters
     if clusters > classes:
         raise MaplError(
             f"partition.clusters: got {clusters}, but the data has {classes} classes; take at most {classes}"
         )
-    if settings.scenario in (1, 3):
-        edges = [classes * c // clusters for c in range(clusters + 1)]
-        return [tuple(range(a, b)) for a, b in pairwise(edges)]
-    size = -(-(classes + settings.overlap * (clusters - 1)) // clusters)
-    if size > classes or settings.overlap >= size:
+    shared = 0 if settings.scenario in (1, 3) else settings.overlap
+    if clusters > 1 and shared > classes - clusters:
         raise MaplError(
-            f"partition.overlap: got {settings.overlap}, but {clusters} clusters of {classes} classes cannot share it"
+            f"partition.overlap: got {shared}, but with {classes} classes {clusters} clusters can share at most "
+            f"{classes - clusters} with the next one; take less, or fewer clusters"
         )
-    starts = [round(c * (classes - size) / max(1, clusters - 1)) for c in range(clusters)]
-    return [tuple(range(s, s + size)) for s in starts]
+    # Runs end to end, then each moved back over what it shares with those before it.
+    edges = [(classes + shared * (clusters - 1)) * c // clusters for c in range(clusters + 1)]
+    return [tuple(range(a - shared * c, b - shared * c)) for c, (a, b) in enumerate(pairwise(edges))]
 
 
 def partition(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
     """One shard a client. A class that cannot fill a shard is an error that says which, and how many are missing."""
+    if settings.scheme != "scenario":
+        return _by_scheme(dataset, settings, clients, seed)
     if settings.clusters > clients:
         raise MaplError(
             f"partition.clusters: got {settings.clusters}, but there are {clients} clients; take at most {clients}"
@@ -92,15 +122,59 @@ def partition(dataset: Dataset, settings: PartitionSettings, clients: int, seed:
     for client, cluster in enumerate(cluster_of):
         held = by_cluster[cluster]
         shots = _draw_shots(settings, client, len(held), seed)
+        tests = torch.cat([_deal_test(test, client, k, settings.test_shots) for k in held])
+        if not len(tests):
+            raise MaplError(f"data set {dataset.name!r} has no test images of client {client}'s classes {held}")
         shards.append(
             Shard(
                 cluster=cluster,
                 classes=held,
                 train=torch.cat([train.deal(client, k, n, settings.stride) for k, n in zip(held, shots, strict=True)]),
-                test=torch.cat([_deal_test(test, client, k, settings.test_shots) for k in held]),
+                test=tests,
             )
         )
     return shards
+
+
+def _by_scheme(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
+    """Test images are of the classes that a client has training images of, unless a file says which they are."""
+    found = _divide(dataset, settings, clients, seed)
+    held = [tuple(torch.unique(dataset.train.labels[indices]).tolist()) for indices in found["train"]]
+    for client, indices in enumerate(found["train"]):
+        if len(indices) < settings.fewest:
+            remedy = "take a larger partition.alpha" if settings.scheme == "dirichlet" else "give it more"
+            raise MaplError(
+                f"client {client} is left with {len(indices)} training images, and partition.fewest is "
+                f"{settings.fewest}; {remedy}, or take fewer clients"
+            )
+    tests = found.get("test") or [
+        schemes.draw_tests(dataset.test.labels, classes, settings.test_shots, client, seed)
+        for client, classes in enumerate(held)
+    ]
+    for client, indices in enumerate(tests):
+        if not len(indices):
+            raise MaplError(f"client {client} is left without test images (its classes: {held[client]})")
+    groups = {classes: number for number, classes in enumerate(dict.fromkeys(held))}
+    clustered = settings.scheme in ("shards", "file")
+    return [
+        Shard(groups[classes] if clustered else 0, classes, train, test)
+        for classes, train, test in zip(held, found["train"], tests, strict=True)
+    ]
+
+
+def _divide(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> dict[str, list[Tensor]]:
+    labels = dataset.train.labels
+    match settings.scheme:
+        case "iid":
+            return {"train": schemes.iid(len(labels), clients, settings.images, seed)}
+        case "dirichlet":
+            return {"train": schemes.dirichlet(labels, dataset.classes, clients, settings.alpha, seed)}
+        case "shards":
+            return {"train": schemes.sorted_shards(labels, clients, settings.shards_per_client, seed)}
+    if settings.file is None:
+        raise MaplError("partition.file: not set; the scheme 'file' needs a JSON file with the indices of each client")
+    totals = {"train": len(labels), "test": len(dataset.test.labels)}
+    return schemes.from_file(settings.file.expanduser(), clients, totals)
 
 
 def _draw_shots(settings: PartitionSettings, client: int, classes: int, seed: int) -> list[int]:
@@ -123,6 +197,9 @@ class _Dealer:
     def __init__(self, split: str, labels: Tensor, classes: int, settings: PartitionSettings, seed: int):
         self.split = split
         self.random = settings.sharding == "random"
+        shots = "partition.shots" if settings.scenario in (1, 2) else "partition.shots_range"
+        shots = "partition.test_shots" if split == "test" else shots
+        self.remedy = shots if self.random or split == "test" else f"{shots} or partition.stride"
         self.images = [torch.nonzero(labels == k).flatten() for k in range(classes)]
         if self.random:
             for k, images in enumerate(self.images):
@@ -139,9 +216,8 @@ class _Dealer:
         if missing > 0:
             raise MaplError(
                 f"class {klass} has {len(self.images[klass])} {self.split} images, but client {client} needs number "
-                f"{first} to {first + shots - 1} of them: {missing} are missing; lower "
-                + ("partition.test_shots" if self.split == "test" else "partition.shots or partition.stride")
-                + ", or take fewer clients"
+                f"{first} to {first + shots - 1} of them: {missing} are missing; lower {self.remedy}, "
+                "or take fewer clients"
             )
         self.dealt[klass] = first + shots
         return self.images[klass][first : first + shots]

@@ -50,13 +50,20 @@ class EagerEngine:
     def train(self, client: Client, round: int) -> dict[str, float]:
         """PML: a round of local training. Returns the mean of each term of the loss."""
         draws = self.draw(client, round)
+        if draws.uniforms.shape[1] == 1:
+            raise MaplError(
+                f"client {client.id} has a single training image, too few to normalise a batch: raise partition.shots"
+            )
         optimizer = self._optimizer(client)
         client.model.train()
         totals: dict[str, Tensor] = {}
         # Layers that draw for themselves (dropout) read the global generator: lend it the key of this client and round.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(self.seed, client.id, round, "layers"))
-            for batch, uniforms in zip(draws.batches, draws.uniforms, strict=True):
+            for step, (batch, uniforms) in enumerate(zip(draws.batches, draws.uniforms, strict=True)):
+                epoch, first = divmod(step, len(draws.batches) // self.settings.epochs)
+                if first == 0:
+                    self.method.start_epoch(client, round, epoch)
                 terms = self._step(client, optimizer, batch, uniforms)
                 for name, value in terms.items():
                     totals[name] = totals[name] + value if name in totals else value
@@ -90,7 +97,7 @@ class EagerEngine:
     @torch.no_grad()
     def evaluate(self, client: Client) -> float:
         """Share of the client's test images that it classifies rightly."""
-        right = client.model.classify(self.embed(client)).argmax(1) == client.test.labels
+        right = self.method.scores(client, self.embed(client)).argmax(1) == client.test.labels
         return int(right.sum()) / len(right)
 
     def state(self) -> dict[str, Tensor]:

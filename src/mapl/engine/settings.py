@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainSettings(BaseModel):
     """Local training."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     epochs: int = Field(1, ge=1, description="E: local epochs a round.")
     batch: int = Field(
@@ -18,9 +20,7 @@ class TrainSettings(BaseModel):
     )
     optimizer: Literal["adam", "sgd"] = Field("adam", description="Adam, or stochastic gradient descent with momentum.")
     learning_rate: float = Field(1e-4, gt=0, description="Learning rate.")
-    betas: tuple[float, float] = Field(
-        (0.5, 0.999), description="Adam's decay rates; the paper's momentum is the first."
-    )
+    betas: tuple[Rate, Rate] = Field((0.5, 0.999), description="Adam's decay rates; the paper's momentum is the first.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of 'sgd'.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
     reset: bool = Field(

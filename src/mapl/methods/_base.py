@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from mapl.client import Client
+from mapl.client import Client, Server
 from mapl.network import Inbox, Letter
 
 
 class MethodSettings(BaseModel):
     """The method, and what it can be set to."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field("mapl", description="A known method, or the import path of one (package.module:Name).")
 
@@ -38,6 +38,8 @@ class Method(ABC, Generic[S]):
     augmentation: ClassVar[Literal["contrastive", "plain"]] = "plain"
     """Which of the recipe's two augmentations makes those views."""
 
+    homogeneous: ClassVar[bool] = False
+    """Whether it needs every client to have the same architecture."""
     without_letters: ClassVar[str] = ""
     """A simpler method that this one equals, to the bit, on the empty network; so one control arm serves both."""
 
@@ -47,12 +49,19 @@ class Method(ABC, Generic[S]):
     def prepare(self, client: Client) -> None:
         """Put into `client.state` what the method will keep there. Called once, before the first round."""
 
+    def start_epoch(self, client: Client, round: int, epoch: int) -> None:
+        """Called before every local epoch; a round has `train.epochs` of them, counted from 0."""
+
     @abstractmethod
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The terms of the loss, by name; their sum is minimised.
 
         images: (views · B, C, H, W), view after view; labels: (views · B,), repeated likewise.
         """
+
+    def scores(self, client: Client, embedding: Tensor) -> Tensor:
+        """What test images are classified by, (n, K): the head's logits, unless a method knows better."""
+        return client.model.classify(embedding)
 
     def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
         """Of the clients it can reach this round, those whose letters it asks for (sorted ids). By default nobody's."""
@@ -68,3 +77,36 @@ class Method(ABC, Generic[S]):
     def weights(self, client: Client) -> Tensor | None:
         """The client's row of the mixing matrix W (M,), for the record; None where the method has none."""
         return None
+
+
+class Centralised(Method[S]):
+    """A method with a server in the middle: clients write to it, it aggregates, and it writes back.
+
+    The server reaches every client, but on the empty network nobody. It sees letters alone, like any other node.
+    """
+
+    personal: ClassVar[bool] = False
+    """Whether the server writes a letter of its own to each client, or the same to all."""
+
+    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
+        """The server's letter; `neighbours` is the server alone, or nobody."""
+        return neighbours
+
+    @abstractmethod
+    def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
+        """What the server makes of the clients' letters, as named tensors."""
+
+    def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
+        """What the server writes back: the aggregate, unless a method has something personal to say."""
+        return server.letter(round, aggregate)
+
+    def opening(self, server: Server) -> Letter | None:
+        """What the server writes to all clients once, before the first round; by default nothing."""
+        return None
+
+    def answer(self, client: Client, inbox: Inbox) -> Letter:
+        """What a client writes back to the server's opening letter."""
+        raise TypeError(f"{type(self).__name__} opens with a letter but answers none: give it an answer() method")
+
+    def settle(self, server: Server, inbox: Inbox) -> None:
+        """What the server makes of the answers."""

@@ -26,19 +26,24 @@ def mixed(weights: Tensor, stacked: Tensor) -> Tensor:
     return result
 
 
-def shared_tensors(module: nn.Module) -> list[Tensor]:
+def weighted_mean(weights: Tensor, stacked: Tensor) -> Tensor:
+    """Σ_j w_j x_j / Σ_j w_j for weights (n,), of any positive sum, and stacked (n, …)."""
+    return mixed(weights.double() / weights.sum(), stacked)
+
+
+def shared_tensors(*modules: nn.Module) -> list[Tensor]:
     """Parameters and buffers that can be averaged: all but counters such as `num_batches_tracked`."""
-    return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
+    return [tensor for module in modules for tensor in module.state_dict().values() if tensor.is_floating_point()]
 
 
-def flatten(module: nn.Module) -> Tensor:
-    """All that can be averaged of a module, as one vector."""
-    return torch.cat([tensor.detach().flatten() for tensor in shared_tensors(module)])
+def flatten(*modules: nn.Module) -> Tensor:
+    """All that can be averaged of some modules, as one vector."""
+    return torch.cat([tensor.detach().flatten() for tensor in shared_tensors(*modules)])
 
 
-def load_flat(module: nn.Module, vector: Tensor) -> None:
-    """Write such a vector back into the module, in place."""
-    tensors = shared_tensors(module)
+def load_flat(vector: Tensor, *modules: nn.Module) -> None:
+    """Write such a vector back into the modules, in place."""
+    tensors = shared_tensors(*modules)
     with torch.no_grad():
         for tensor, values in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
             tensor.copy_(values.view_as(tensor))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-
-from mapl.client import Client
-from mapl.methods._base import Method, MethodSettings
+from mapl.methods._base import MethodSettings
+from mapl.methods._plain import Plain
 
 __all__ = ["Local"]
 
 
-class Local(Method[MethodSettings]):
+class LocalSettings(MethodSettings):
+    """Local has no settings of its own."""
+
+    name: str = "local"
+
+
+class Local(Plain[LocalSettings]):
     """No exchange at all: cross-entropy on one plainly augmented view.
 
     The paper's first baseline (Appendix, "Baselines"). It differs from another method's control arm (the same method on
@@ -19,6 +22,5 @@ class Local(Method[MethodSettings]):
     """
 
     name = "local"
-
-    def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"cross_entropy": cross_entropy(client.model(images), labels)}
+    Settings = LocalSettings
+    without_letters = ""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mapl.client import Client
-from mapl.methods._mixing import flatten, insert, load_flat, mixed
+from mapl.methods._mixing import flatten, insert, load_flat, weighted_mean
 from mapl.methods.mapl import Mapl, MaplSettings
 from mapl.network import Inbox, Letter
 
@@ -46,4 +46,4 @@ class MaplPlus(Mapl):
         inbox = inbox.select(alike)
         me = int((inbox.senders < client.id).sum())
         stacked = insert(inbox.tensor("backbone"), flatten(client.model.backbone), me)
-        load_flat(client.model.backbone, mixed(weights / weights.sum(), stacked))
+        load_flat(weighted_mean(weights, stacked), client.model.backbone)

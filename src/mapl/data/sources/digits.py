@@ -29,7 +29,15 @@ class Digits:
         "model": {"embedding": 64, "projection": 64, "hidden": 128},
         "augment": {
             # A digit has no mirror image, no colour, and little room around it.
-            "contrastive": {"crop_scale": [0.5, 1.0], "flip": 0, "saturation": 0, "hue": 0, "greyscale": 0},
+            "contrastive": {
+                "crop_scale": [0.5, 1.0],
+                "flip": 0,
+                "brightness": 0,
+                "contrast": 0,
+                "saturation": 0,
+                "hue": 0,
+                "greyscale": 0,
+            },
             "plain": {"crop_padding": 1, "flip": 0},
         },
         "train": {"batch": 8, "learning_rate": 1e-3},

@@ -1,0 +1,76 @@
+"""Your own images, as arrays in one file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mapl.data.arrays import Array, labelled, mean_and_std
+from mapl.data.dataset import Dataset, DataSettings
+from mapl.errors import MaplError
+
+__all__ = ["Npz"]
+
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+class Npz:
+    """Your own images: one .npz file with train_images, train_labels, test_images and test_labels.
+
+    `data.folder` is that file. Images are uint8 (N, H, W), (N, H, W, C) or (N, C, H, W) of 1 or 3 channels; labels are
+    whole numbers from 0 on. Images are normalised with the mean and the standard deviation of the training images.
+    """
+
+    name: ClassVar[str] = "npz"
+    suggests: ClassVar[dict[str, Any]] = {}
+
+    def load(self, settings: DataSettings) -> Dataset:
+        path = settings.own()
+        arrays = _arrays(path)
+        labels = {split: _labels(arrays[f"{split}_labels"], split, path) for split in ("train", "test")}
+        classes = 1 + max(int(found.max(initial=0)) for found in labels.values())
+        train, test = (
+            labelled(_channels_first(arrays[f"{split}_images"], split, path), labels[split], classes, path)
+            for split in labels
+        )
+        return Dataset(self.name, train, test, classes, *mean_and_std(train.pixels))
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    try:
+        # Never allow pickles: a file of data must not be able to run anything.
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise MaplError(f"{str(path)!r} is a single array; it should be an .npz file with {', '.join(ARRAYS)}")
+        with file:
+            if missing := [name for name in ARRAYS if name not in file]:
+                raise MaplError(f"{str(path)!r} has no array {', '.join(missing)}")
+            return {name: file[name] for name in ARRAYS}
+    except FileNotFoundError:
+        raise MaplError(f"there is no file {str(path)!r}") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise MaplError(f"{str(path)!r} is not an .npz file of plain arrays, or is cut off: {error}") from error
+
+
+def _labels(labels: Array, split: str, path: Path) -> Array:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise MaplError(f"{str(path)!r} has {split}_labels of type {labels.dtype}; they should be whole numbers")
+    return labels.reshape(len(labels)) if labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
+def _channels_first(images: Array, split: str, path: Path) -> Array:
+    """(N, C, H, W), however the file has them; channels are last where both places could be theirs."""
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim == 4 and images.shape[3] in (1, 3):
+        return images.transpose(0, 3, 1, 2)
+    if images.ndim == 4 and images.shape[1] in (1, 3):
+        return images
+    raise MaplError(
+        f"{str(path)!r} has {split}_images of shape {images.shape}; they should be (N, H, W), (N, H, W, C) or "
+        "(N, C, H, W) with 1 or 3 channels"
+    )

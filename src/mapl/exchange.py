@@ -1,0 +1,80 @@
+"""How the letters of a round travel: from peer to peer, or through a server that is one more node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mapl.client import Client, Server
+from mapl.methods._base import Centralised, Method
+from mapl.network import Inbox, Post, Topology
+
+
+def exchange(
+    method: Method[Any], clients: Sequence[Client], server: Server | None, topology: Topology, post: Post, round: int
+) -> Iterator[tuple[Client, Inbox]]:
+    """Every client with its inbox. All letters are written before anybody reads, so nobody reads what was adjusted."""
+    if isinstance(method, Centralised) and server is not None:
+        yield from _through_server(method, clients, server, topology, post, round)
+    else:
+        yield from _between_peers(method, clients, topology, post, round)
+
+
+def _between_peers(
+    method: Method[Any], clients: Sequence[Client], topology: Topology, post: Post, round: int
+) -> Iterator[tuple[Client, Inbox]]:
+    requests = {c.id: method.wants(c, round, topology.neighbours(round, c.id)) for c in clients}
+    wanted = torch.unique(torch.cat(list(requests.values()))).tolist()
+    letters = {i: method.letter(clients[i], round) for i in wanted}
+    inboxes = post.deliver(letters, requests)
+    for client in clients:
+        yield client, inboxes[client.id]
+
+
+def _through_server(
+    method: Centralised[Any],
+    clients: Sequence[Client],
+    server: Server,
+    topology: Topology,
+    post: Post,
+    round: int,
+) -> Iterator[tuple[Client, Inbox]]:
+    requests = {c.id: method.wants(c, round, _server_alone(server, topology)) for c in clients}
+    writers = [c for c in clients if len(requests[c.id])]
+    opened = round == 0 and _open(method, writers, server, post)
+    letters = {c.id: method.letter(c, round) for c in writers}
+    asked = {server.id: torch.tensor(sorted(letters), dtype=torch.long)}
+    inbox = post.deliver(letters, asked, same_round=opened)[server.id]
+    if not len(inbox):
+        for client in clients:
+            yield client, inbox
+        return
+    aggregate = method.aggregate(server, round, inbox)
+    # One delivery for all who get the same letter, one each for those who get a personal one.
+    groups = [[c] for c in clients] if method.personal else [clients]
+    for group in groups:
+        reply = {server.id: method.reply(server, group[0].id, round, aggregate)}
+        inboxes = post.deliver(reply, {c.id: requests[c.id] for c in group}, same_round=True)
+        for client in group:
+            yield client, inboxes[client.id]
+
+
+def _open(method: Centralised[Any], clients: Sequence[Client], server: Server, post: Post) -> bool:
+    """The letters that some methods exchange once, in the first round; whether this one does."""
+    opening = method.opening(server) if clients else None
+    if opening is None:
+        return False
+    to_all = post.deliver({server.id: opening}, {c.id: torch.tensor([server.id]) for c in clients})
+    answers = {c.id: method.answer(c, to_all[c.id]) for c in clients}
+    asked = torch.tensor(sorted(answers), dtype=torch.long)
+    method.settle(server, post.deliver(answers, {server.id: asked}, same_round=True)[server.id])
+    return True
+
+
+def _server_alone(server: Server, topology: Topology) -> Tensor:
+    """The server reaches every client, but on the empty network nobody."""
+    reached = [] if topology.settings.name == "none" else [server.id]
+    return torch.tensor(reached, dtype=torch.long)

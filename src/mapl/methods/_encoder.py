@@ -1,0 +1,56 @@
+"""The encoder that FLT's server trains on images of its own and sends to all clients."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, mse_loss
+
+import mapl.data.sources
+from mapl.data.dataset import DataSettings
+from mapl.plugins import find
+
+Image = tuple[int, int, int]
+MOST_IMAGES = 2000
+BATCH = 100
+
+
+def encoder(image: Image, latent: int) -> nn.Sequential:
+    """Images (B, C, H, W) in [0, 1] → (B, latent)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image), 256), nn.ReLU(), nn.Linear(256, latent))
+
+
+def trained_encoder(image: Image, latent: int, source: str, epochs: int, seed: int) -> nn.Sequential:
+    """The first half of an autoencoder that reproduces the source's images (mean squared error)."""
+    draw = torch.Generator().manual_seed(seed)
+    images = synthetic(image, draw) if source == "synthetic" else published(source, image)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = encoder(image, latent)
+        decoder = nn.Sequential(nn.Linear(latent, 256), nn.ReLU(), nn.Linear(256, math.prod(image)), nn.Sigmoid())
+    optimizer = torch.optim.Adam([*made.parameters(), *decoder.parameters()], 1e-3)
+    for _ in range(epochs):
+        for batch in torch.split(torch.randperm(len(images), generator=draw), BATCH):
+            optimizer.zero_grad()
+            loss = mse_loss(decoder(made(images[batch])), images[batch].flatten(1))
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return made
+
+
+def synthetic(image: Image, draw: torch.Generator) -> Tensor:
+    """Smooth random patterns (n, C, H, W): a few blurred strokes on a dark ground, of no class at all."""
+    channels, height, width = image
+    coarse = torch.rand(MOST_IMAGES, channels, 4, 4, generator=draw)
+    return interpolate(coarse, (height, width), mode="bilinear").sub(0.5).mul(3).clamp(0, 1)
+
+
+def published(source: str, image: Image) -> Tensor:
+    """The first images of another data set, in the size and number of channels at hand, scaled to [0, 1]."""
+    channels, height, width = image
+    dataset = find("data set", source, mapl.data.sources)().load(DataSettings(name=source))
+    pixels = dataset.train.pixels[:MOST_IMAGES].float() / 255
+    grey_or_colour = pixels.mean(1, keepdim=True).expand(-1, channels, -1, -1) if len(pixels[0]) != channels else pixels
+    return interpolate(grey_or_colour, (height, width), mode="bilinear")

@@ -1,0 +1,63 @@
+"""DFedAvgM (Sun, Li and Wang, "Decentralized Federated Averaging", 2022)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mapl.client import Client
+from mapl.methods._base import MethodSettings
+from mapl.methods._mixing import insert, mixed, with_me
+from mapl.methods._plain import Plain, classifier, load_classifier
+from mapl.network import Inbox, Letter
+
+__all__ = ["DFedAvgM"]
+
+
+class DFedAvgMSettings(MethodSettings):
+    """DFedAvgM has no settings of its own: its momentum is that of the recipe's optimiser."""
+
+    name: str = "dfedavgm"
+
+
+class DFedAvgM(Plain[DFedAvgMSettings]):
+    """Peers mix whole models with a doubly stochastic matrix.
+
+    Its paper trains by SGD with heavy-ball momentum whose buffer starts anew each round: `train.optimizer = "sgd"` with
+    `train.reset = true`. With `train.optimizer = "adam"` it trains like the other methods. The recipe records which.
+
+    W is Metropolis–Hastings, w_ij = 1 / (1 + max(d_i, d_j)), which is uniform on the full mesh.
+
+    Letter: backbone and head (θ + φ) as one vector `model`, and how many neighbours the sender has, `degree`.
+    """
+
+    name = "dfedavgm"
+    Settings = DFedAvgMSettings
+    homogeneous = True
+
+    def prepare(self, client: Client) -> None:
+        client.state["weights"] = torch.zeros(client.size, dtype=torch.float64)
+        client.state["weights"][client.id] = 1
+        client.state["degree"] = torch.zeros(1, dtype=torch.int64)
+
+    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
+        client.state["degree"].fill_(len(neighbours))
+        return neighbours
+
+    def letter(self, client: Client, round: int) -> Letter:
+        return client.letter(
+            round, {"model": classifier(client), "degree": client.state["degree"]}, client.architecture
+        )
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        if not len(inbox):
+            return
+        heard, me = with_me(client, inbox)
+        degrees = inbox.tensor("degree").squeeze(1)
+        row = 1 / (1 + torch.maximum(degrees, client.state["degree"]).double())
+        weights = insert(row, 1 - row.sum(), me)
+        client.state["weights"].zero_()[heard] = weights
+        load_classifier(client, mixed(weights, insert(inbox.tensor("model"), classifier(client), me)))
+
+    def weights(self, client: Client) -> Tensor:
+        return client.state["weights"]

@@ -1,0 +1,43 @@
+"""FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mapl.client import Client, Server
+from mapl.methods._base import Centralised, MethodSettings
+from mapl.methods._mixing import weighted_mean
+from mapl.methods._plain import Plain, classifier, load_classifier
+from mapl.network import Inbox, Letter
+
+__all__ = ["FedAvg"]
+
+
+class FedAvgSettings(MethodSettings):
+    """FedAvg has no settings of its own."""
+
+    name: str = "fedavg"
+
+
+class FedAvg(Plain[FedAvgSettings], Centralised[FedAvgSettings]):
+    """A server averages whole models, weighted by numbers of samples.
+
+    Letter, both ways: backbone and head (θ + φ) as one vector `model`, batch-normalisation statistics included.
+
+    Differs from its paper: every client takes part in every round, and clients start from weights of their own unless
+    `model.common_start` is set (the first average makes them equal).
+    """
+
+    name = "fedavg"
+    Settings = FedAvgSettings
+    homogeneous = True
+
+    def letter(self, client: Client, round: int) -> Letter:
+        return client.letter(round, {"model": classifier(client)}, client.architecture)
+
+    def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
+        return {"model": weighted_mean(inbox.samples, inbox.tensor("model"))}
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        if len(inbox):
+            load_classifier(client, inbox.tensor("model")[0])

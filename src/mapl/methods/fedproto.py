@@ -1,0 +1,89 @@
+"""FedProto (Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", 2021)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mapl.client import Client, Server
+from mapl.methods._base import Centralised, MethodSettings
+from mapl.network import Inbox, Letter
+
+__all__ = ["FedProto"]
+
+
+class FedProtoSettings(MethodSettings):
+    """FedProto's settings."""
+
+    name: str = "fedproto"
+    strength: float = Field(0.1, ge=0, description="Weight λ of the distance to the global prototypes.")
+    average: Literal["clients", "samples"] = Field(
+        "clients",
+        description="A global prototype is the mean over clients (authors' program) or samples (their paper).",
+    )
+    inference: Literal["head", "prototype"] = Field(
+        "head", description="Classify by the head, or by the nearest global prototype."
+    )
+
+
+class FedProto(Centralised[FedProtoSettings]):
+    """A server averages each class's mean embedding; embeddings are drawn to those averages.
+
+    Loss: cross-entropy + λ · MSE(embedding, global prototype of its class), 0 for a class that has none yet.
+
+    Letter, both ways: `prototypes` (K, d_z) and, for each class, how many clients or samples stand behind it, `held`
+    (K,). A client's prototypes are the mean embeddings of its last local epoch, as they were met in training.
+    """
+
+    name = "fedproto"
+    Settings = FedProtoSettings
+
+    def prepare(self, client: Client) -> None:
+        shape = client.model.head.weight.shape
+        client.state["sums"] = torch.zeros(shape)
+        client.state["counts"] = torch.zeros(shape[0], dtype=torch.int64)
+        client.state["prototypes"] = torch.zeros(shape)
+        client.state["known"] = torch.zeros(shape[0])
+
+    def start_epoch(self, client: Client, round: int, epoch: int) -> None:
+        client.state["sums"].zero_()
+        client.state["counts"].zero_()
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        state = client.state
+        embedding = client.model.embed(images)
+        state["sums"].index_add_(0, labels, embedding.detach())
+        state["counts"].index_add_(0, labels, torch.ones_like(labels))
+        distance = (embedding - state["prototypes"][labels]).square().mean(dim=1) * state["known"][labels]
+        return {
+            "cross_entropy": cross_entropy(client.model.classify(embedding), labels),
+            "prototype": self.settings.strength * distance.mean(),
+        }
+
+    def letter(self, client: Client, round: int) -> Letter:
+        counts = client.state["counts"]
+        means = client.state["sums"] / counts.clamp(min=1).unsqueeze(1)
+        held = counts if self.settings.average == "samples" else (counts > 0).long()
+        return client.letter(round, {"prototypes": means, "held": held})
+
+    def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
+        held = inbox.tensor("held")  # (n, K)
+        total = held.sum(dim=0)
+        sums = torch.einsum("nk,nkd->kd", held.double(), inbox.tensor("prototypes").double())
+        means = sums / total.clamp(min=1).unsqueeze(1)
+        return {"prototypes": means.float(), "held": total}
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        if len(inbox):
+            client.state["prototypes"].copy_(inbox.tensor("prototypes")[0])
+            client.state["known"].copy_(inbox.tensor("held")[0] > 0)
+
+    def scores(self, client: Client, embedding: Tensor) -> Tensor:
+        known = client.state["known"] > 0
+        if self.settings.inference == "head" or not known.any():
+            return super().scores(client, embedding)
+        return -torch.cdist(embedding, client.state["prototypes"]).masked_fill(~known, torch.inf)

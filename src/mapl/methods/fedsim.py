@@ -1,0 +1,55 @@
+"""FedSim (Pillutla et al., "Federated Learning with Partial Model Personalization", 2022)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mapl.client import Client, Server
+from mapl.methods._base import Centralised, MethodSettings
+from mapl.methods._mixing import flatten, load_flat, weighted_mean
+from mapl.methods._plain import Plain
+from mapl.network import Inbox, Letter
+
+__all__ = ["FedSim"]
+
+
+class FedSimSettings(MethodSettings):
+    """FedSim has no settings of its own."""
+
+    name: str = "fedsim"
+
+
+class FedSim(Plain[FedSimSettings], Centralised[FedSimSettings]):
+    """A server averages heads, weighted by numbers of batches; backbones stay personal.
+
+    Shared and personal part are trained together by one optimiser ("simultaneous").
+
+    Letter: weight and bias of the head (φ) as one vector `head`; to the server also the number of `batches`.
+
+    Differs from its paper: there the shared part is most of the network; in MAPL's comparison it is the head, so that
+    backbones may differ.
+    """
+
+    name = "fedsim"
+    Settings = FedSimSettings
+
+    def prepare(self, client: Client) -> None:
+        client.state["batches"] = torch.zeros(1, dtype=torch.int64)
+
+    def start_epoch(self, client: Client, round: int, epoch: int) -> None:
+        client.state["batches"].zero_()
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        client.state["batches"].add_(1)
+        return super().loss(client, images, labels)
+
+    def letter(self, client: Client, round: int) -> Letter:
+        return client.letter(round, {"head": flatten(client.model.head), "batches": client.state["batches"]})
+
+    def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
+        return {"head": weighted_mean(inbox.tensor("batches").squeeze(1), inbox.tensor("head"))}
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        if len(inbox):
+            load_flat(inbox.tensor("head")[0], client.model.head)

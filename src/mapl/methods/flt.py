@@ -1,0 +1,128 @@
+"""FLT (Jamali-Rad, Abdizadeh and Singh, "Federated Learning with Taskonomy for Non-IID Data", 2022)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from mapl.client import Client, Server
+from mapl.errors import MaplError
+from mapl.methods._base import Centralised, MethodSettings
+from mapl.methods._encoder import encoder, trained_encoder
+from mapl.methods._mixing import flatten, load_flat
+from mapl.methods._plain import Plain, classifier, load_classifier
+from mapl.network import Inbox, Letter
+
+__all__ = ["FLT"]
+
+
+class FLTSettings(MethodSettings):
+    """FLT's settings."""
+
+    name: str = "flt"
+    encoder_data: str = Field(
+        "synthetic", description="Data set that the server's encoder is trained on, or 'synthetic'."
+    )
+    encoder_epochs: int = Field(10, ge=1, description="Epochs of the encoder's training.")
+    latent: int = Field(128, ge=1, description="Dimension of the encoder's output.")
+    threshold: float = Field(1.0, gt=0, description="Two clients collaborate when their distance is below this.")
+
+
+class FLT(Plain[FLTSettings], Centralised[FLTSettings]):
+    """Once, a server finds out who is related to whom; then each client gets the average of its relations' models.
+
+    Opening: the server sends an encoder that it trained on images of its own; a client answers with the k-means centres
+    of its encoded images, as many as it has classes; the server maps all centres to the plane by UMAP. The distance of
+    two clients is that of their centres, matched by the Hungarian algorithm: √(Σ‖·‖²) / K. Below a threshold they are
+    related.
+
+    Letter, both ways, in every round: backbone and head (θ + φ) as one vector `model`. In the first round also:
+    `encoder` (W_enc) to each client, `centres` (K, latent) and their number from it.
+
+    Differs from the authors' program: it averages in place while it goes through the clients, so that later ones see
+    averages of averages; here all averages are taken of one snapshot. Needs UMAP: `pip install 'mapl[flt]'`.
+    """
+
+    name = "flt"
+    Settings = FLTSettings
+    homogeneous = True
+    personal = True
+
+    def opening(self, server: Server) -> Letter:
+        use = self.settings
+        _umap()  # say that it is missing before any work, not after
+        made = trained_encoder(server.image, use.latent, use.encoder_data, use.encoder_epochs, _seed(server))
+        return server.letter(0, {"encoder": flatten(made)})
+
+    def answer(self, client: Client, inbox: Inbox) -> Letter:
+        channels, height, width = client.train.pixels.shape[1:]
+        made = encoder((channels, height, width), self.settings.latent)
+        load_flat(inbox.tensor("encoder")[0], made)
+        with torch.no_grad():
+            codes = made(client.train.pixels.float() / 255).numpy()
+        count = len(torch.unique(client.train.labels))
+        found = KMeans(count, n_init=10, random_state=_seed(client)).fit(codes).cluster_centers_
+        centres = torch.zeros(client.model.head.out_features, self.settings.latent)
+        centres[:count] = torch.from_numpy(found)
+        return client.letter(0, {"centres": centres, "count": torch.tensor([count])})
+
+    def settle(self, server: Server, inbox: Inbox) -> None:
+        counts = inbox.tensor("count").flatten().tolist()
+        centres = [rows[:count].numpy() for rows, count in zip(inbox.tensor("centres"), counts, strict=True)]
+        plane = _plane(np.concatenate(centres), _seed(server))
+        distance = distances(np.split(plane, np.cumsum(counts)[:-1]))
+        server.state["related"] = torch.from_numpy(distance < self.settings.threshold)
+
+    def letter(self, client: Client, round: int) -> Letter:
+        return client.letter(round, {"model": classifier(client)}, client.architecture)
+
+    def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
+        weights = server.state["related"].double() * inbox.samples
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        return {"models": (weights @ inbox.tensor("model").double()).float()}
+
+    def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
+        return server.letter(round, {"model": aggregate["models"][client]})
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        if len(inbox):
+            load_classifier(client, inbox.tensor("model")[0])
+
+
+def distances(groups: list[np.ndarray]) -> np.ndarray:
+    """Distance of every two clients (M, M) from their centres in the plane, each (K_i, 2)."""
+    result = np.zeros((len(groups), len(groups)))
+    for i, a in enumerate(groups):
+        for j, b in enumerate(groups[:i]):
+            cost = ((a[:, None] - b[None, :]) ** 2).sum(axis=2)
+            matched = cost[linear_sum_assignment(cost)]
+            result[i, j] = result[j, i] = np.sqrt(matched.sum()) / len(matched)
+    return result
+
+
+def _plane(points: np.ndarray, seed: int) -> np.ndarray:
+    few = len(points) < 10  # the spectral start needs more points than that
+    return np.asarray(
+        _umap()(
+            n_neighbors=min(15, len(points) - 1), init="random" if few else "spectral", random_state=seed, n_jobs=1
+        ).fit_transform(points)
+    )
+
+
+def _umap() -> Any:
+    try:
+        from umap import UMAP
+    except ImportError as error:
+        raise MaplError("method 'flt' needs UMAP, which is not installed: pip install 'mapl[flt]'") from error
+    return UMAP
+
+
+def _seed(node: Client | Server) -> int:
+    """From the run's fingerprint, which the recipe's seed is part of."""
+    return (int(node.run, 16) + node.id) % 2**31

@@ -1,0 +1,258 @@
+"""The paper's tables as data. A row of `published.csv` is a cell: one number of one table.
+
+`mapl show paper:res_hetero/scenario=1/CIFAR10/MAPL` is the recipe of such a cell. docs/tables.md says what was decided
+where the paper leaves its training open.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from mapl.errors import unknown
+from mapl.recipe import Recipe, Tree, assignment, compose, merge
+
+PREFIX = "paper:"
+"""How a command line says that a recipe is a cell of the paper."""
+
+Value = bool | int | str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper; `axes` are what tells its cells apart, in the order in which their names have them."""
+
+    title: str
+    axes: tuple[str, ...]
+
+
+TABLES = {
+    "res_hetero": Table("Heterogeneous models: four scenarios, five data sets", ("scenario", "dataset", "method")),
+    "res_homo": Table("Homogeneous models: four scenarios, five data sets", ("scenario", "dataset", "method")),
+    "ab1": Table("Ablation of the main components", ("scenario", "l_graph", "l_cont", "l_uni")),
+    "ab2": Table("Ablation of graph learning", ("scenario", "similarity", "confidence", "l1")),
+    "comm_budget": Table("Performance and communication budget", ("scenario", "cgl", "fixed_budget")),
+    "var1": Table("Varying number of clients", ("scenario", "clients", "method")),
+    "cgle": Table("Varying number of graph learning steps", ("scenario", "cgl_steps")),
+}
+
+PROTOCOL: Tree = {
+    "rounds": 400,
+    "partition": {
+        "clusters": 2,
+        "overlap": 4,
+        "shots": 300,
+        "shots_range": [100, 300],
+        "test_shots": 15,
+        "sharding": "paper",
+        "stride": 200,
+    },
+    "model": {"assignment": "round-robin", "embedding": 512, "projection": 512, "hidden": 4096},
+    "train": {
+        "epochs": 1,
+        "batch": 64,
+        "optimizer": "adam",
+        "learning_rate": 1e-4,
+        "betas": [0.5, 0.999],
+        "weight_decay": 0.0,
+        "reset": True,
+    },
+    "network": {"topology": {"name": "full"}},
+    "evaluate": {"moment": "trained"},
+}
+"""How every cell is trained and tested: the released program's way, because the published numbers came from it."""
+
+BACKBONES = {
+    "heterogeneous": ("resnet18", "shufflenet", "googlenet", "alexnet"),
+    "homogeneous": ("resnet18",),
+}
+
+MAPL: Tree = {"form": "released", "temperature": 100.0, "warmup": 100}
+
+METHODS: dict[str, Tree] = {
+    "Local": {"name": "local"},
+    "FedSim": {"name": "fedsim"},
+    "FedClassAvg": {"name": "fedclassavg", "mu": 0.1, "temperature": 100.0, "contrast": "port"},
+    "FedProto": {"name": "fedproto", "strength": 0.1, "average": "clients", "inference": "head"},
+    "FedAvg": {"name": "fedavg"},
+    "FLT": {"name": "flt", "latent": 128, "threshold": 1.0},
+    "pFedSim": {"name": "pfedsim", "warmup": 200},
+    "DFedAvgM": {"name": "dfedavgm"},
+    "MAPL": {"name": "mapl", **MAPL},
+    "MAPL w/o CGL": {"name": "mapl", **MAPL},  # the row's own "cgl" says that the graph is not learned
+    "MAPL+": {"name": "mapl+", **MAPL},
+}
+"""The methods as the tables call them."""
+
+ENCODER_DATA = {
+    "cinic10": "svhn",  # not cifar10, whose images are among its own
+    "svhn": "cifar10",
+    "cifar10": "svhn",
+    "mnist": "fashionmnist",
+    "fashionmnist": "mnist",
+}
+"""What FLT's server trains its encoder on: another data set than the clients', of the same kind of image."""
+
+KEYS = {
+    "scenario": "partition.scenario",
+    "clients": "clients",
+    "l_graph": "method.learn_graph",
+    "cgl": "method.learn_graph",
+    "similarity": "method.graph.use_similarity",
+    "confidence": "method.graph.use_confidence",
+    "cgl_steps": "method.graph.steps",
+}
+"""Settings of a row that are settings of the recipe."""
+
+TERMS = {"l_cont": "contrastive", "l_proto": "prototype", "l_uni": "uniformity"}
+"""Settings of a row that are terms of MAPL's loss."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of one table."""
+
+    table: str
+    models: str
+    """`heterogeneous` or `homogeneous`."""
+    method: str
+    """As the table calls it."""
+    setting: Mapping[str, Value] = field(hash=False)
+    """What the row and the column say: scenario, clients, dataset, and what an ablation switches."""
+    accuracy: float
+    """The published mean over clients, as a fraction, like `Record.mean`."""
+    std: float
+    """The published standard deviation over clients, as a fraction."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of its name: the table, then where the cell is along each of the table's axes."""
+        return (self.table, *(self._part(axis) for axis in TABLES[self.table].axes))
+
+    @property
+    def name(self) -> str:
+        """`res_hetero/scenario=1/CIFAR10/MAPL` and its like; no other cell has it."""
+        return "/".join(self.parts)
+
+    def tree(self, **overrides: Any) -> Tree:
+        """What the cell sets in a recipe, with `overrides` over it.
+
+        The run is named after the cell, its seed, and a topology that is not the cell's, so that neither other seeds
+        nor the control arm get into each other's way.
+        """
+        tree = merge(PROTOCOL, {"model": {"backbones": list(BACKBONES[self.models])}})
+        for key, value in self._settings():
+            tree = merge(tree, assignment(f"{key}={json.dumps(value)}"))
+        topology = merge(tree, overrides)["network"]["topology"]["name"]
+        arm = () if topology == "full" else (topology.replace(":", "."),)
+        name = "-".join((*self.parts, *arm, f"seed{overrides.get('seed', 0)}"))
+        return merge({"name": name, **tree}, overrides)
+
+    def recipe(self, **overrides: Any) -> Recipe:
+        """The recipe that should give this number, with `overrides` over it: `cell.recipe(seed=1)`."""
+        return compose((PREFIX + self.name, self.tree(**overrides)))[0]
+
+    def text(self) -> str:
+        """The published number as the paper prints it."""
+        return f"{100 * self.accuracy:.2f} ± {100 * self.std:.2f} %"
+
+    def _part(self, axis: str) -> str:
+        if axis == "method":
+            return self.method
+        value = self.setting[axis]
+        if isinstance(value, bool):
+            return f"{axis}={'yes' if value else 'no'}"
+        return value if isinstance(value, str) else f"{axis}={value}"
+
+    def _settings(self) -> Iterator[tuple[str, Any]]:
+        """Dotted keys of the recipe and their values."""
+        row, data = self.setting, str(self.setting["dataset"]).lower()
+        yield "data.name", data
+        for key, value in METHODS[self.method].items():
+            yield f"method.{key}", value
+        if self.method == "FLT":
+            yield "method.encoder_data", ENCODER_DATA[data]
+        for key, value in row.items():
+            if key in KEYS:
+                yield KEYS[key], value
+        if not row.keys().isdisjoint(TERMS):
+            yield "method.terms", [term for key, term in TERMS.items() if row[key]]
+        if "l1" in row:
+            yield "method.graph.norm", "l1" if row["l1"] else "l2"
+        if row.get("fixed_budget"):
+            yield "network.message_budget", row["communications"]
+
+
+def cells() -> list[Cell]:
+    """All cells of all tables, in the order of the paper's."""
+    return list(_published())
+
+
+def table(name: str) -> list[Cell]:
+    """The cells of one table."""
+    if name not in TABLES:
+        raise unknown("table of the paper", name, TABLES)
+    return [cell for cell in _published() if cell.table == name]
+
+
+def find_cell(name: str) -> Cell:
+    """The cell of that name. The error for another lists what can stand at the first part that is wrong."""
+    given = tuple(name.split("/"))
+    left = table(given[0])
+    for depth in range(1, len(left[0].parts) + 1):
+        matching = [cell for cell in left if cell.parts[: depth + 1] == given[: depth + 1]]
+        if not matching:
+            raise unknown("cell of the paper", name, {"/".join(cell.parts[: depth + 1]) for cell in left})
+        left = matching
+    return left[0]
+
+
+def listing(name: str | None = None) -> dict[str, str]:
+    """The cells of one table and what the paper prints there; without a name every table's, under its title."""
+    if name is not None:
+        return {cell.name: cell.text() for cell in table(name)}
+    return {key: text for each, made in TABLES.items() for key, text in ({each: made.title} | listing(each)).items()}
+
+
+def resolve(text: str, over: Tree | None = None) -> Tree | None:
+    """The tree of the cell that `paper:NAME` names, with `over` over it; None for anything else."""
+    if not text.startswith(PREFIX):
+        return None
+    return find_cell(text.removeprefix(PREFIX)).tree(**(over or {}))
+
+
+@cache
+def _published() -> tuple[Cell, ...]:
+    text = files("mapl.paper").joinpath("published.csv").read_text(encoding="utf-8")
+    return tuple(
+        Cell(
+            table=row["table"].removeprefix("tab:"),
+            models=row["models"],
+            method=row["method"],
+            setting=_parsed(row["setting"]),
+            accuracy=_fraction(row["accuracy_percent"]),
+            std=_fraction(row["std"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+def _parsed(setting: str) -> dict[str, Value]:
+    """`scenario=1;l_graph=yes;dataset=CIFAR10` as a dictionary of numbers, truth values and strings."""
+    pairs = (item.split("=") for item in setting.split(";"))
+    return {key: _value(value) for key, value in pairs}
+
+
+def _value(text: str) -> Value:
+    if text in ("yes", "no"):
+        return text == "yes"
+    return int(text) if text.isdecimal() else text
+
+
+def _fraction(percent: str) -> float:
+    return round(float(percent) / 100, 6)

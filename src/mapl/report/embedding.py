@@ -1,0 +1,162 @@
+"""The embeddings of a run's test images, made again from its newest checkpoint and laid out in the plane by t-SNE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from sklearn.manifold import TSNE
+from torch import Tensor
+
+from mapl.errors import MaplError
+from mapl.history import Record
+from mapl.keys import ALWAYS, NOBODY, generator
+from mapl.recipe import GIVEN_IN_PYTHON
+from mapl.report.lines import PALETTE
+from mapl.report.style import INK, figure, tidy
+from mapl.run import World, restored_world
+
+POINTS = 1500
+MARKERS = "o^sDvP*X<>"
+# Paul Tol's "muted" scheme, for more kinds of points than the palette of the lines has.
+MUTED = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#777777")
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Test images of all clients as points in the plane."""
+
+    points: NDArray[np.float64]
+    labels: Ids
+    clients: Ids
+    clusters: Ids
+    rounds: int
+    """How many rounds the models had seen."""
+    aligned: float
+    """Of all points, the share whose nearest point at another client, in all d_z dimensions, is of the same class."""
+    by_chance: float
+    """The same for any point at another client."""
+    kin: float
+    """The share whose nearest point at another client is of the same cluster."""
+    kin_by_chance: float
+
+
+def embed(record: Record) -> Embedding | str:
+    """The embeddings of a run's newest checkpoint, or a sentence that says why there are none."""
+    if record.recipe.data.name == GIVEN_IN_PYTHON:
+        return "its data were given in Python and are not in its folder"
+    try:
+        world = restored_world(record.folder)
+        return "it has no checkpoint" if world is None else _laid_out(world)
+    # A recipe can name code of anybody's; whatever that raises costs the report this one picture, never the page.
+    except Exception as error:
+        reason = error if isinstance(error, MaplError) else f"{type(error).__name__}: {error}"
+        return f"its models could not be made again ({reason})"
+
+
+def _laid_out(world: World) -> Embedding | str:
+    vectors, labels, clients = _sample(world)
+    if len(vectors) < 4 or len(world.clients) < 2:
+        return "too few test images"
+    clusters = torch.tensor([client.cluster for client in world.clients])[clients]
+    (aligned, by_chance), (kin, kin_by_chance) = _alignment(vectors, clients, (labels, clusters))
+    # Wide enough a neighbourhood for t-SNE's usual 30, but it has to be smaller than the number of points.
+    layout = TSNE(
+        perplexity=min(30.0, (len(vectors) - 1) / 3),
+        init="pca" if vectors.shape[1] > 1 else "random",
+        random_state=0,
+    )
+    return Embedding(
+        points=layout.fit_transform(vectors.numpy()).astype(np.float64),
+        labels=labels.numpy(),
+        clients=clients.numpy(),
+        clusters=clusters.numpy(),
+        rounds=len(world.rounds),
+        aligned=aligned,
+        by_chance=by_chance,
+        kin=kin,
+        kin_by_chance=kin_by_chance,
+    )
+
+
+def _sample(world: World) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings, labels and owners of at most `POINTS` test images, as many from each client as can be."""
+    seed, purpose = world.recipe.seed, "points of the report"
+    chosen = torch.randperm(len(world.clients), generator=generator(seed, NOBODY, ALWAYS, purpose))[:POINTS]
+    share = max(1, POINTS // len(world.clients))
+    vectors, labels, owners = [], [], []
+    for i in sorted(chosen.tolist()):
+        client = world.clients[i]
+        points = torch.randperm(len(client.test), generator=generator(seed, i, ALWAYS, purpose))[:share]
+        vectors.append(world.engine.embed(client)[points].cpu())
+        labels.append(client.test.labels[points].cpu())
+        owners.append(torch.full_like(labels[-1], i))
+    return torch.cat(vectors), torch.cat(labels), torch.cat(owners)
+
+
+def _alignment(vectors: Tensor, clients: Tensor, kinds: Sequence[Tensor]) -> list[tuple[float, float]]:
+    """For each kind: how often the nearest point at another client is of the same one, and how often any such point."""
+    elsewhere = clients[:, None] != clients[None, :]
+    nearest = torch.cdist(vectors, vectors).masked_fill(~elsewhere, float("inf")).argmin(1)
+    shares = []
+    for kind in kinds:
+        same = (kind[:, None] == kind[None, :]) & elsewhere
+        shares.append((float((kind[nearest] == kind).double().mean()), float(same.sum() / elsewhere.sum())))
+    return shares
+
+
+def embedding_figure(made: Embedding) -> Figure:
+    """The points twice: coloured by class, and coloured by client; the marker is the client's cluster in both."""
+    drawn = figure(4.7)
+    by_class, by_client = drawn.subplots(1, 2)
+    for axes, ids, name in ((by_class, made.labels, "class"), (by_client, made.clients, "client")):
+        _points(axes, made, ids)
+        tidy(axes, f"Coloured by {name}", "t-SNE, first dimension", "t-SNE, second dimension")
+        axes.grid(visible=False)
+        axes.tick_params(labelbottom=False, labelleft=False, length=0)
+        _colour_legend(axes, ids, name)
+    clusters = np.unique(made.clusters)
+    if len(clusters) <= len(MARKERS):
+        shapes = [
+            Line2D([], [], color=INK, marker=MARKERS[i], linestyle="", label=f"cluster {c}")
+            for i, c in enumerate(clusters)
+        ]
+        drawn.legend(handles=shapes, loc="outside upper left", ncols=len(shapes), frameon=False, fontsize=9)
+    return drawn
+
+
+def _points(axes: Axes, made: Embedding, ids: Ids) -> None:
+    known = np.unique(ids)
+    for i, cluster in enumerate(np.unique(made.clusters)):
+        here = made.clusters == cluster
+        colours = [_colour(int(np.searchsorted(known, k)), len(known)) for k in ids[here]]
+        x, y = made.points[here].T
+        axes.scatter(x, y, s=13, c=colours, marker=MARKERS[i % len(MARKERS)], alpha=0.75, linewidths=0)
+
+
+def _colour(place: int, count: int) -> str | tuple[float, float, float, float]:
+    if count <= len(PALETTE):
+        return PALETTE[place]
+    return MUTED[place] if count <= len(MUTED) else colormaps["viridis"](place / (count - 1))
+
+
+def _colour_legend(axes: Axes, ids: Ids, name: str) -> None:
+    known = np.unique(ids)
+    shown = range(len(known)) if len(known) <= len(MUTED) else range(0, len(known), -(-len(known) // 8))
+    dots = [
+        Line2D([], [], color=_colour(i, len(known)), marker="o", markersize=5, linestyle="", label=str(known[i]))
+        for i in shown
+    ]
+    axes.legend(
+        handles=dots, title=name, title_fontsize=8, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.06),
+        ncols=len(dots), frameon=False, handletextpad=0, columnspacing=0.9,
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""What was run, in words for somebody who has never seen a recipe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import mapl.data.sources
+import mapl.methods
+from mapl.data.partition import SCENARIOS
+from mapl.errors import MaplError
+from mapl.history import Record
+from mapl.methods._base import Centralised
+from mapl.network import TOPOLOGIES
+from mapl.plugins import find, summary
+from mapl.recipe import GIVEN_IN_PYTHON, Recipe
+from mapl.report.curves import graph_start
+from mapl.report.lines import Line
+from mapl.report.words import count, listing
+
+
+def title(lines: Sequence[Line]) -> str:
+    recipes = [line.first.recipe for line in lines]
+    methods = listing(recipe.method.name for recipe in recipes)
+    return f"{methods} on {listing(recipe.data.name for recipe in recipes)}"
+
+
+def facts(lines: Sequence[Line]) -> dict[str, list[str]]:
+    """What was run: of each kind of thing, all that occur."""
+    recipes = [line.first.recipe for line in lines]
+    runs = [run for line in lines for run in line.runs]
+    made = {
+        "Method": _all(_method(recipe) for recipe in recipes),
+        "Data": _all(_data(recipe) for recipe in recipes),
+        "Scenario": _all(_scenario(recipe) for recipe in recipes),
+        "Clients": _all(_clients(line.first) for line in lines),
+        "Network": _all(_network(recipe) for recipe in recipes),
+        "Rounds": [_rounds(lines)],
+        "Seeds": [f"{listing(sorted({run.recipe.seed for run in runs}))} ({count(len(runs), 'run')} in all)"],
+    }
+    forms = {form for recipe in recipes if (form := getattr(recipe.method, "form", None)) is not None}
+    says = {"paper": "as the paper prints them", "released": "as the paper's released program has them"}
+    if forms:
+        made["Form"] = [f"losses and graph learning {says.get(form, form)}" for form in sorted(forms)]
+    return made
+
+
+def _all(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _method(recipe: Recipe) -> str:
+    return _described(recipe.method.name, lambda: summary(find("method", recipe.method.name, mapl.methods)))
+
+
+def _data(recipe: Recipe) -> str:
+    if recipe.data.name == GIVEN_IN_PYTHON:
+        return "given in Python"
+    return _described(recipe.data.name, lambda: summary(find("data set", recipe.data.name, mapl.data.sources)))
+
+
+def _described(name: str, description: Callable[[], str]) -> str:
+    """A name and what it is, as far as that can be found out here."""
+    try:
+        text = description()
+    except MaplError:
+        text = ""
+    return f"{name} – {text}" if text else name
+
+
+def _scenario(recipe: Recipe) -> str:
+    number = recipe.partition.scenario
+    return f"{number} – {SCENARIOS[number]}; {count(recipe.partition.clusters, 'cluster')}"
+
+
+def _clients(record: Record) -> str:
+    cards = record.clients
+    backbones = Counter(card.backbone for card in cards)
+    models = listing(f"{name} ({number})" for name, number in backbones.items())
+    each = "all with the same backbone: " if len(backbones) == 1 else "each with a model of its own; backbones: "
+    return (
+        f"{len(cards)}, each with private data ({_range([card.samples for card in cards])} images to train on, "
+        f"{_range([card.tests for card in cards])} to be tested on), {each}{models}"
+    )
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,} to {max(values):,}"
+
+
+def _network(recipe: Recipe) -> str:
+    name = recipe.network.topology.name
+    if name != "none" and _has_server(recipe):
+        return "a server in the middle"
+    return f"{name} – {summary(TOPOLOGIES[name])}" if name in TOPOLOGIES else name
+
+
+def _has_server(recipe: Recipe) -> bool:
+    try:
+        method = find("method", recipe.method.name, mapl.methods)
+    except MaplError:
+        return False
+    return isinstance(method, type) and issubclass(method, Centralised)
+
+
+def _rounds(lines: Sequence[Line]) -> str:
+    text = listing(sorted({line.first.recipe.rounds for line in lines}))
+    unfinished = [run for line in lines for run in line.runs if not run.finished]
+    if unfinished:
+        text += f"; not finished: {listing(f'{r.folder.name} ({len(r.rounds)} so far)' for r in unfinished)}"
+    starts = sorted({start + 1 for line in lines if (start := graph_start(line)) is not None})
+    return text + (f"; the graph is learned from round {listing(starts)} on" if starts else "")

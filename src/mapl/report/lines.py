@@ -1,0 +1,128 @@
+"""The arms of a report: the seeds of one recipe together, and the curves that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mapl.compare import Arm, _key, _labels, compare
+from mapl.errors import MaplError
+from mapl.history import Record
+
+Numbers = NDArray[np.float64]
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white paper swallows.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+Dash = Literal["-", "--", ":", "-."]
+DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class Line:
+    """An arm: one line of every picture and one row of the table."""
+
+    label: str
+    runs: list[Record]
+    arm: Arm | None
+    """What it came to; None while none of its runs has been tested."""
+    place: int
+
+    @property
+    def first(self) -> Record:
+        """The run that stands for the arm where a picture can show only one."""
+        return self.runs[0]
+
+    @property
+    def colour(self) -> str:
+        return PALETTE[self.place % len(PALETTE)]
+
+    @property
+    def dash(self) -> Dash:
+        return DASHES[self.place // len(PALETTE) % len(DASHES)]
+
+    @property
+    def length(self) -> int:
+        """How many rounds all of its runs have."""
+        return min(len(run.rounds) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Something by round: its mean, and the 10 % and 90 % quantiles over clients and seeds."""
+
+    rounds: Numbers
+    """Counted from 1, as people do."""
+    mean: Numbers
+    low: Numbers
+    high: Numbers
+
+
+def lines(records: Sequence[Record], arms: Sequence[Arm] | None = None) -> list[Line]:
+    """The arms of some runs, in the order in which they were first given."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        runs = groups.setdefault(_key(record.recipe), [])
+        # As in `compare`: a seed counts once.
+        if all(record.recipe.seed != other.recipe.seed for other in runs):
+            runs.append(record)
+    if not groups:
+        raise MaplError("there is nothing to report: give at least one run")
+    tested = [[run for run in runs if run.tested] for runs in groups.values()]
+    if arms is None:
+        arms = compare([run for runs in tested for run in runs]) if any(tested) else []
+    elif len(arms) != sum(map(bool, tested)):
+        raise MaplError(f"arms: got {len(arms)}, but the runs that were tested make {sum(map(bool, tested))}")
+    labels = _labels([runs[0].recipe for runs in groups.values()])
+    remaining = iter(arms)
+    made = []
+    for place, (label, runs, with_tests) in enumerate(zip(labels, groups.values(), tested, strict=True)):
+        made.append(Line(label, runs, next(remaining) if with_tests else None, place))
+    return made
+
+
+def accuracy_curve(line: Line) -> Curve | None:
+    """Accuracy in % at the rounds in which every seed was tested; None where there is no such round."""
+    by_round = [{r.round: r.accuracy for r in run.tested} for run in line.runs if run.tested]
+    if not by_round:
+        return None
+    shared = sorted(set.intersection(*(set(tests) for tests in by_round)))
+    if not shared:
+        return None
+    return _curve(shared, [[100 * a for tests in by_round for a in tests[t] or ()] for t in shared])
+
+
+def loss_terms(line: Line) -> list[str]:
+    """The terms of the loss, in the order in which the method names them."""
+    return list(line.first.rounds[0].losses) if line.length else []
+
+
+def loss_curve(line: Line, term: str) -> Curve:
+    """One term of the loss by round."""
+    rounds = range(line.length)
+    return _curve(rounds, [[v for run in line.runs for v in run.rounds[t].losses.get(term, ())] for t in rounds])
+
+
+def message_curve(line: Line) -> Curve:
+    """Messages by round, over seeds."""
+    rounds = range(line.length)
+    return _curve(rounds, [[float(run.rounds[t].messages) for run in line.runs] for t in rounds])
+
+
+def mebibytes_curve(line: Line) -> Curve:
+    """MiB sent up to each round, over seeds."""
+    rounds = range(line.length)
+    each = [[run.rounds[t].bytes / 2**20 for run in line.runs] for t in rounds]
+    return _curve(rounds, np.cumsum(np.array(each), axis=0).tolist())
+
+
+def _curve(rounds: Sequence[int], values: Sequence[Sequence[float]]) -> Curve:
+    return Curve(
+        rounds=np.array([t + 1 for t in rounds], dtype=np.float64),
+        mean=np.array([np.mean(v) for v in values]),
+        low=np.array([np.quantile(v, 0.1) for v in values]),
+        high=np.array([np.quantile(v, 0.9) for v in values]),
+    )

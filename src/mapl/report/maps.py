@@ -1,0 +1,141 @@
+"""Pictures of who has what and who listens to whom: classes, their overlap, and the mixing matrix W."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from mapl.clusters import class_overlap, share_inside
+from mapl.history import Record
+from mapl.report.lines import PALETTE
+from mapl.report.style import FAINT, INK, figure, tidy
+
+GREYS = LinearSegmentedColormap.from_list("greys", ["#FFFFFF", "#5F5F5F"])
+LABELLED = 24
+"""Up to this many clients or classes have their own numbers on the axis."""
+SMALL = 10
+"""Numbers that fit along a small panel."""
+
+
+def by_cluster(record: Record) -> list[int]:
+    """Clients in the order of clusters, so that a cluster is a block."""
+    return sorted(range(len(record.clients)), key=lambda i: (record.clients[i].cluster, i))
+
+
+def data_figure(record: Record) -> Figure:
+    """Clients × classes, coloured by cluster; and the share of classes that each pair of clients has in common."""
+    order = by_cluster(record)
+    cards = [record.clients[i] for i in order]
+    clusters = sorted({card.cluster for card in cards})
+    classes = 1 + max((k for card in cards for k in card.classes), default=0)
+    held = np.zeros((len(cards), classes))
+    for row, card in enumerate(cards):
+        held[row, card.classes] = 1 + clusters.index(card.cluster) % len(PALETTE)
+    made = figure(3.9)
+    left, right = made.subplots(1, 2, width_ratios=(1.5, 1))
+    palette = ListedColormap(["white", *PALETTE])
+    left.imshow(held, cmap=palette, vmin=0, vmax=len(PALETTE), aspect="auto", interpolation="nearest")
+    _cells(left, "Who has which class", "class", "client", [str(k) for k in range(classes)], [str(i) for i in order])
+    left.set_xticks(np.arange(-0.5, classes), minor=True)
+    left.set_yticks(np.arange(-0.5, len(cards)), minor=True)
+    if classes <= 4 * LABELLED and len(cards) <= 4 * LABELLED:
+        left.grid(which="minor", color="white", linewidth=1.2)
+    left.tick_params(which="minor", length=0)
+    shown = _overlap(right, record, order, "Share of classes in common")
+    bar = made.colorbar(shown, ax=right, shrink=0.8)
+    _slim(bar)
+    return made
+
+
+def graph_rounds(record: Record, start: int | None) -> dict[int, str]:
+    """The rounds (from 0) whose graph is shown, and why: first mixed, first learned, half way on, last."""
+    last = len(record.rounds) - 1
+    first = next((t for t, line in enumerate(record.rounds) if _mixes(line.rows)), None)
+    if first is None:
+        return {}
+    learned = max(first, first + (last - first) // 3 if start is None else start)
+    # Where two of them are one round, the later entry names it.
+    reasons = {(learned + last) // 2: "half way", learned: "a third" if start is None else "first learned"}
+    return dict(sorted({**reasons, first: "first", last: "last"}.items()))
+
+
+def _mixes(rows: dict[int, dict[str, list[int]]]) -> bool:
+    return any(other != client for client, row in rows.items() for other in row["to"])
+
+
+def graph_figure(record: Record, rounds: dict[int, str]) -> Figure:
+    """The paper's picture: what the data have in common, and W as the rounds pass, on one scale."""
+    order = by_cluster(record)
+    clusters = [card.cluster for card in record.clients]
+    matrices = {t: record.weights(t) for t in rounds}
+    made = figure(2.5, "compressed")
+    panels = made.subplots(1, 1 + len(rounds), squeeze=False)[0]
+    _overlap(panels[0], record, order, "true overlap of classes", SMALL)
+    top = max(float(matrix.max()) for matrix in matrices.values())
+    shown = None
+    for panel, (t, why) in zip(panels[1:], rounds.items(), strict=True):
+        shown = panel.imshow(_arranged(matrices[t], order), cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
+        share = share_inside(matrices[t], clusters)
+        inside = "" if share != share else f"\n{100 * share:.0f} % inside clusters"
+        labels = [str(i) for i in order]
+        _cells(panel, f"round {t + 1} ({why}){inside}", "listens to", "", labels, labels, SMALL)
+        _boundaries(panel, record, order)
+    panels[1].set_ylabel("client", fontsize=9, color=INK)
+    if shown is not None:
+        bar = made.colorbar(shown, ax=list(panels[1:]), shrink=0.75, pad=0.015)
+        bar.set_label("weight", fontsize=9, color=INK)
+        _slim(bar)
+    return made
+
+
+def _slim(bar: Colorbar) -> None:
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8, colors=INK, length=2)
+
+
+def _overlap(axes: Axes, record: Record, order: Sequence[int], title: str, most: int = 12) -> AxesImage:
+    overlap = class_overlap([card.classes for card in record.clients])
+    shown = axes.imshow(_arranged(overlap, order), cmap=GREYS, vmin=0, vmax=1, interpolation="nearest")
+    labels = [str(i) for i in order]
+    _cells(axes, title, "client", "client", labels, labels, most)
+    _boundaries(axes, record, order)
+    return shown
+
+
+def _arranged(matrix: Tensor, order: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    index = torch.tensor(list(order))
+    return matrix[index][:, index].numpy().astype(np.float64)
+
+
+def _boundaries(axes: Axes, record: Record, order: Sequence[int]) -> None:
+    """Lines between the true clusters."""
+    for place in range(1, len(order)):
+        if record.clients[order[place]].cluster != record.clients[order[place - 1]].cluster:
+            axes.axhline(place - 0.5, color=PALETTE[1], linewidth=1)
+            axes.axvline(place - 0.5, color=PALETTE[1], linewidth=1)
+
+
+def _cells(axes: Axes, title: str, x: str, y: str, columns: Sequence[str], rows: Sequence[str], most: int = 12) -> None:
+    """A map's axes: numbers of clients and classes, `most` of them written, no grid."""
+    tidy(axes, title, x, y)
+    axes.grid(visible=False)
+    axes.title.set_fontsize(9)
+    for axis, labels in ((axes.xaxis, columns), (axes.yaxis, rows)):
+        if len(labels) <= LABELLED:
+            step = -(-len(labels) // most)
+            axis.set_ticks(range(0, len(labels), step), labels[::step])
+        else:
+            axis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.tick_params(labelsize=7.5)
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+        spine.set_color(FAINT)

@@ -1,0 +1,69 @@
+"""How every picture looks. Figures are made without pyplot, so that drawing leaves no global state behind."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+INK, FAINT = "#333333", "#D9D9D9"
+WIDTH = 10.0
+"""Inches that fill the page."""
+DPI = 180
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure on the page and in a file beside it."""
+
+    name: str
+    png: bytes
+    alt: str
+    caption: str
+
+
+def figure(height: float, layout: Literal["constrained", "compressed"] = "constrained") -> Figure:
+    """An empty figure as wide as the page; "compressed" is for panels that keep their shape, as maps do."""
+    return Figure(figsize=(WIDTH, height), layout=layout, facecolor="white")
+
+
+def png(made: Figure) -> bytes:
+    """The figure as PNG; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    made.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def plain(text: str) -> str:
+    """Text for matplotlib, which would read what stands between two dollars as a formula."""
+    return text.replace("$", r"\$")
+
+
+def tidy(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
+    """One look for everything with an x and a y."""
+    axes.set_title(plain(title), fontsize=10, loc="left", color=INK)
+    axes.set_xlabel(plain(x), fontsize=9, color=INK)
+    axes.set_ylabel(plain(y), fontsize=9, color=INK)
+    axes.tick_params(labelsize=8.5, colors=INK, length=3, color=FAINT)
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FAINT)
+
+
+def whole_rounds(axes: Axes, last: float, ticks: int = 10) -> None:
+    """An axis of rounds, from 1 on."""
+    axes.set_xlim(1 - 0.02 * last, max(last, 2))
+    axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
+
+
+def legend(made: Figure, handles: Sequence[Any]) -> None:
+    """One legend above all panels."""
+    columns = min(4, len(handles))
+    made.legend(handles=list(handles), loc="outside upper left", ncols=columns, frameon=False, fontsize=9)

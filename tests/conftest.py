@@ -1,0 +1,108 @@
+"""Small runs for the tests: digits, four clients with four backbones, a few rounds, well under a second each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import torch
+
+import mapl.cli
+from mapl import Dataset, Images, Recipe
+from mapl.recipe import Tree, merge
+from mapl.run import World, build_world, play_round
+
+# Operations as small as these are far slower when they are spread over threads.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+hypothesis.settings.register_profile("mapl", deadline=None, max_examples=50)
+hypothesis.settings.load_profile("mapl")
+
+SMALL: Tree = {
+    "clients": 4,
+    "rounds": 3,
+    "method": {"name": "mapl", "warmup": 1},
+    "partition": {"shots": 2, "test_shots": 5},
+    "model": {"embedding": 12, "projection": 8, "hidden": 16},
+    "evaluate": {"every": 1},
+    "checkpoint": {"every": 1},
+}
+
+
+def small(name: str = "mapl", /, **over: Any) -> Recipe:
+    """A recipe that runs in a fraction of a second; `over` is laid over it."""
+    base = merge(SMALL, {"method": {"name": name}})
+    if not name.startswith("mapl"):
+        base["method"] = {"name": name}
+    return Recipe.of(**merge(base, over))
+
+
+def play(recipe: Recipe, rounds: int | None = None) -> World:
+    """The world after its rounds, in memory alone."""
+    world = build_world(recipe)
+    for t in range(rounds if rounds is not None else recipe.rounds):
+        play_round(world, t)
+    return world
+
+
+def parameters(world: World) -> dict[str, torch.Tensor]:
+    """Every tensor of every client's model."""
+    return {f"{c.id}.{k}": v for c in world.clients for k, v in c.model.state_dict().items()}
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def made_of(train: list[int], test: list[int], classes: int, image: tuple[int, int, int] = (1, 4, 4)) -> Dataset:
+    """A data set with these labels; the first two pixels of an image hold its number."""
+
+    def images(labels: list[int]) -> Images:
+        number = torch.arange(len(labels))
+        pixels = torch.zeros(len(labels), *image, dtype=torch.uint8)
+        pixels[:, 0, 0, 0], pixels[:, 0, 0, 1] = (number // 256).byte(), (number % 256).byte()
+        return Images(pixels, torch.tensor(labels, dtype=torch.int64))
+
+    return Dataset("made", images(train), images(test), classes, (0.5,) * image[0], (0.5,) * image[0])
+
+
+def in_child(target: Callable[..., object], *args: object) -> ForkServerProcess:
+    """A new process that calls `target`, started from one that has imported the package already: in milliseconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mapl", "mapl.cli"])
+    process = context.Process(target=target, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def command(arguments: list[str], output: Path) -> None:
+    """What a shell does for `mapl …  > output 2>&1`; for use in a child."""
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    # Standard streams of a child of the fork server may be closed or not be a terminal's: open them on the file.
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    sys.argv = ["mapl", *arguments]
+    mapl.cli.main()
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """What equal runs have in common: all but the times, the recipe's name, and checkpoints but the last."""
+    last = max((folder / "checkpoints").glob("0*"))
+    return {name: (folder / name).read_bytes() for name in ("history.jsonl", "clients.json")} | {
+        last.name: last.read_bytes()
+    }
+
+
+def stop_after(rounds: int) -> Callable[[], bool]:
+    """A `stop` that says yes after that many rounds."""
+    left = iter([False] * (rounds - 1))
+    return lambda: next(left, True)

@@ -1,0 +1,216 @@
+"""A checkpoint is whole or it is not used; a full disk costs rounds, never a run."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import command, in_child, small, stop_after, written
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mapl
+import mapl.checkpoint
+import mapl.files
+from mapl import MaplError, Recipe
+from mapl.checkpoint import latest, load, save
+from mapl.recipe import to_toml
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("0*"))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def strangers(folder: Path) -> list[str]:
+    """Files of a run's folder that no finished write leaves behind."""
+    names = {"recipe.toml", "clients.json", "history.jsonl", "times.jsonl"}
+    return [p.name for p in folder.rglob("*") if p.is_file() and p.name not in names and p.suffix != ".safetensors"]
+
+
+# One file
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    shared = torch.rand(3, 3)
+    tensors = {
+        "client.1.model.a": shared,
+        "client.1.model.transposed": shared.T,
+        "client.11.model.a": torch.tensor(3),
+        "ledger.empty": torch.empty(0, dtype=torch.int64),
+    }
+    path = save(tmp_path, 7, tensors, keep=2)
+    loaded = load(path)
+    assert loaded.rounds == 7
+    assert loaded.tensors.keys() == tensors.keys()
+    assert all(torch.equal(loaded.tensors[k], v) and loaded.tensors[k].dtype == v.dtype for k, v in tensors.items())
+    assert loaded.section("client.1.model").keys() == {"a", "transposed"}
+
+
+def test_only_the_newest_are_kept_and_rounds_count_as_numbers(tmp_path):
+    for rounds in (999_998, 999_999, 1_000_000, 2):
+        save(tmp_path, rounds, {"x": torch.tensor(rounds)}, keep=2)
+    found = latest(tmp_path, pytest.fail)
+    assert found is not None
+    assert found.rounds == 1_000_000
+    assert sorted(int(p.name.partition("-")[0]) for p in (tmp_path / "checkpoints").iterdir()) == [999_999, 1_000_000]
+
+
+def test_a_folder_without_checkpoints_has_no_latest(tmp_path):
+    assert latest(tmp_path, pytest.fail) is None
+
+
+@given(st.integers(0, 10**6), st.integers(1, 255))
+def test_any_flipped_byte_is_noticed(tmp_path_factory, place, mask):
+    path = save(tmp_path_factory.mktemp("run"), 1, {"x": torch.arange(20)}, keep=1)
+    data = bytearray(path.read_bytes())
+    data[place % len(data)] ^= mask
+    path.write_bytes(data)
+    with pytest.raises(MaplError, match=r"checkpoint '.*' is damaged \(its contents do not match its name\)"):
+        load(path)
+
+
+def test_a_checkpoint_that_is_whole_but_no_safetensors_is_damaged_too(tmp_path):
+    data = b"not safetensors at all"
+    path = tmp_path / f"000001-{mapl.checkpoint._digest(data)}.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(MaplError, match="is damaged"):
+        load(path)
+
+
+def test_names_that_are_no_checkpoints_are_left_alone(tmp_path):
+    save(tmp_path, 3, {"x": torch.tensor(1)}, keep=1)
+    for name in (".000009-0123456789abcdef.safetensors.77", "notes.txt", "000009.safetensors"):
+        (tmp_path / "checkpoints" / name).write_text("half")
+    found = latest(tmp_path, pytest.fail)
+    assert found is not None
+    assert found.rounds == 3
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path):
+    path = save(tmp_path, 3, {"x": torch.tensor(1)}, keep=1)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(MaplError, match=r"checkpoint '.*000003.*' cannot be read"):
+        load(path)
+
+
+# A run with damaged ones
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return small("mapl+", rounds=6, checkpoint={"every": 2}, train={"reset": False})
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, empty])
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(damage, recipe, tmp_path):
+    mapl.run(recipe, tmp_path / "whole")
+    mapl.run(recipe, tmp_path / "run", stop=stop_after(5))
+    newest = checkpoints(tmp_path / "run")[-1]
+    assert newest.name.startswith("000005-")
+    damage(newest)
+    warnings: list[str] = []
+    mapl.resume(tmp_path / "run", warn=warnings.append)
+    assert len(warnings) == 1
+    assert newest.name in warnings[0]
+    assert "damaged" in warnings[0]
+    assert written(tmp_path / "run") == written(tmp_path / "whole")
+
+
+def test_when_all_are_damaged_the_run_says_so_and_nothing_is_changed(recipe, tmp_path):
+    mapl.run(recipe, tmp_path / "run")
+    for path in checkpoints(tmp_path / "run"):
+        flip(path)
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    warnings: list[str] = []
+    with pytest.raises(MaplError, match=r"no checkpoint in '.*checkpoints' is whole; start the run anew with --overwrite"):
+        mapl.resume(tmp_path / "run", warn=warnings.append)
+    assert len(warnings) == 2
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
+# A full disk
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    mapl.files.write_aside(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        mapl.files.write_aside(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("round", [2, 4])
+def test_a_full_disk_is_a_sentence_and_costs_no_more_than_the_rounds_since_the_last_checkpoint(
+    round, recipe, tmp_path, monkeypatch
+):
+    mapl.run(recipe, tmp_path / "whole")
+    write_aside = mapl.files.write_aside
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name.startswith(f"{round:06d}-"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_aside(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mapl.checkpoint.write_aside", full)
+        with pytest.raises(
+            MaplError, match=r"could not be written \(.*No space left.*\); nothing before its last checkpoint is lost"
+        ):
+            mapl.run(recipe, tmp_path / "run")
+    assert strangers(tmp_path / "run") == []
+    assert [int(p.name[:6]) for p in checkpoints(tmp_path / "run")] == list(range(2, round, 2))
+    mapl.resume(tmp_path / "run")
+    assert written(tmp_path / "run") == written(tmp_path / "whole")
+
+
+def limited(largest: int, arguments: list[str], output: Path) -> None:
+    """The command line where no file can be larger than that."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+    command(arguments, output)
+
+
+@pytest.mark.parametrize(("largest", "every"), [(200_000, 2), (2_000, 10)], ids=["checkpoint", "history"])
+def test_files_that_really_cannot_be_written(largest, every, tmp_path):
+    """First a run whose checkpoint (or a line of whose history) does not fit, then a resumed one; then there is room."""
+    recipe = small("mapl", rounds=6, name="run", checkpoint={"every": every})
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
+    mapl.run(recipe, tmp_path / "whole")
+    run, out = tmp_path / "run", tmp_path / "out.txt"
+    start = ["run", str(tmp_path / "recipe.toml"), "--out", str(tmp_path)]
+    for arguments in (start, ["resume", str(run)]):
+        child = in_child(limited, largest, arguments, out)
+        child.join()
+        assert child.exitcode == 2
+        assert "error: run" in out.read_text()
+        assert f"make room, then mapl resume {run}" in out.read_text().replace("\n", " ")
+        assert "Traceback" not in out.read_text()
+        assert strangers(run) == []
+        assert checkpoints(run) == []
+    if every == 10:
+        assert not (run / "history.jsonl").read_bytes().endswith(b"\n")
+    mapl.resume(run)
+    assert written(run) == written(tmp_path / "whole")

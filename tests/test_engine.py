@@ -1,0 +1,164 @@
+"""Local training is a function of (seed, client, round): never of the order, the place or the past of anything else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import assert_same, parameters, play, small
+from torch import nn
+
+from mapl import MaplError
+from mapl.engine.eager import make_optimizer
+from mapl.run import World, build_world
+
+
+def world_of(**over) -> World:
+    return build_world(small(**over))
+
+
+def test_draws_are_those_of_seed_client_and_round_alone():
+    world, other_seed = world_of(), world_of(seed=1)
+    first = world.engine.draw(world.clients[1], 4)
+    world.engine.train(world.clients[0], 0)
+    torch.manual_seed(99)
+    again = world.engine.draw(world.clients[1], 4)
+    assert torch.equal(first.batches, again.batches)
+    assert torch.equal(first.uniforms, again.uniforms)
+    for engine, client, round in ((world.engine, 1, 5), (world.engine, 2, 4), (other_seed.engine, 1, 4)):
+        different = engine.draw(world.clients[client], round)
+        assert not torch.equal(different.batches, first.batches)
+        assert not torch.equal(different.uniforms, first.uniforms)
+
+
+def test_views_and_epochs_have_draws_of_their_own():
+    world = world_of(train={"epochs": 2, "batch": 10}, partition={"shots": 2})
+    draws = world.engine.draw(world.clients[0], 0)
+    assert draws.batches.shape == (2, 10)
+    assert draws.uniforms.shape[:2] == (2, 20)
+    assert not torch.equal(draws.batches[0], draws.batches[1])
+    assert len({tuple(row) for row in draws.uniforms.flatten(0, 1).tolist()}) == 40
+
+
+def test_training_clients_in_another_order_gives_the_same_bytes():
+    forward, backward = world_of(), world_of()
+    one = [forward.engine.train(client, 0) for client in forward.clients]
+    two = [backward.engine.train(client, 0) for client in reversed(backward.clients)]
+    assert one == two[::-1]
+    assert_same(parameters(forward), parameters(backward))
+
+
+class Dropping(nn.Sequential):
+    """A backbone that draws for itself."""
+
+    def __init__(self, image: tuple[int, int, int], embedding: int):
+        super().__init__(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, embedding))
+
+
+def test_dropout_is_keyed_too_and_the_global_generator_left_alone():
+    worlds = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        worlds.append(build_world(small(), backbones=dict.fromkeys(("mlp", "cnn", "residual", "separable"), Dropping)))
+        before = torch.random.get_rng_state()
+        for client in worlds[-1].clients:
+            worlds[-1].engine.train(client, 0)
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert_same(parameters(worlds[0]), parameters(worlds[1]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "size"), [(4, 2, 4), (5, 2, 5), (6, 1, 6), (10, 1, 10), (11, 1, 10), (64, 1, 10)]
+)
+def test_a_short_last_batch_is_dropped_and_a_short_shard_is_one_batch(batch, steps, size):
+    world = world_of(train={"batch": batch}, partition={"shots": 2, "clusters": 2})
+    client = world.clients[0]
+    assert client.samples == 10
+    draws = world.engine.draw(client, 0)
+    assert draws.batches.shape == (steps, size)
+    assert len(set(draws.batches.flatten().tolist())) == steps * size
+
+
+def test_one_training_image_is_too_few_for_one_view_and_the_error_says_so():
+    world = build_world(small("local", clients=10, partition={"clusters": 10, "shots": 1}))
+    with pytest.raises(MaplError, match=r"client 3 has a single training image.*raise partition\.shots"):
+        world.engine.train(world.clients[3], 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_reset_optimiser_forgets_and_a_living_one_does_not(optimizer):
+    """With an optimiser made anew, a round depends on the models it starts from alone."""
+    for reset in (True, False):
+        trained = world_of(train={"reset": reset, "optimizer": optimizer, "batch": 4})
+        fresh = world_of(train={"reset": reset, "optimizer": optimizer, "batch": 4})
+        client, other = trained.clients[0], fresh.clients[0]
+        trained.engine.train(client, 0)
+        other.model.load_state_dict(client.model.state_dict())
+        trained.engine.train(client, 1)
+        fresh.engine.train(other, 1)
+        same = all(torch.equal(a, b) for a, b in zip(client.model.parameters(), other.model.parameters(), strict=True))
+        assert same is reset
+        assert bool(trained.engine.state()) is not reset
+
+
+def test_the_optimisers_are_those_of_the_settings():
+    world = world_of(train={"optimizer": "sgd", "momentum": 0.7, "weight_decay": 0.1, "learning_rate": 0.3})
+    sgd = make_optimizer(world.clients[0], world.recipe.train)
+    assert isinstance(sgd, torch.optim.SGD)
+    assert [sgd.defaults[k] for k in ("lr", "momentum", "weight_decay")] == [0.3, 0.7, 0.1]
+    adam = make_optimizer(world.clients[0], world_of().recipe.train)
+    assert isinstance(adam, torch.optim.Adam)
+    assert [adam.defaults[k] for k in ("lr", "betas", "weight_decay")] == [1e-3, (0.5, 0.999), 0]
+    optimised = {id(p) for group in adam.param_groups for p in group["params"]}
+    assert id(world.clients[0].model.prototypes) in optimised
+
+
+def test_a_step_of_sgd_by_hand():
+    world = world_of(train={"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1, "batch": 64}, method={"terms": []})
+    client, engine = world.clients[0], world.engine
+    draws = engine.draw(client, 0)
+    batch = draws.batches[0]
+    images = engine.augmentation.apply(client.train.pixels[batch].repeat(2, 1, 1, 1), draws.uniforms[0])
+    logits = client.model(images)
+    nn.functional.cross_entropy(logits, client.train.labels[batch].repeat(2)).backward()
+    expected = client.model.head.weight.detach() - 0.1 * client.model.head.weight.grad
+    # The pass above moved the batch-normalisation statistics, which a training step does not read.
+    engine.train(client, 0)
+    assert torch.allclose(client.model.head.weight, expected, atol=1e-6)
+
+
+def test_training_lowers_the_loss_and_reaches_an_accuracy_above_chance():
+    world = play(small(rounds=15, partition={"shots": 10, "test_shots": 20}, network={"topology": {"name": "none"}}))
+    first, last = world.rounds[0].losses["cross_entropy"], world.rounds[-1].losses["cross_entropy"]
+    assert sum(last) < 0.7 * sum(first)
+    assert sum(world.rounds[-1].accuracy) / 4 > 0.5  # 0.2 by chance: each client has five classes
+
+
+def test_accuracy_is_the_share_of_test_images_classified_rightly_in_evaluation_mode():
+    world = play(small(), rounds=2)
+    client = world.clients[1]
+    client.model.train()
+    statistics = {k: v.clone() for k, v in client.model.state_dict().items()}
+    accuracy = world.engine.evaluate(client)
+    assert_same(dict(client.model.state_dict()), statistics)
+    client.model.eval()
+    with torch.no_grad():
+        guesses = [
+            int(client.model(world.engine.augmentation.normalise(image[None])).argmax()) for image in client.test.pixels
+        ]
+    right = [guess == label for guess, label in zip(guesses, client.test.labels.tolist(), strict=True)]
+    assert accuracy == sum(right) / len(right)
+
+
+def test_a_loss_that_is_not_a_number_names_client_round_and_term():
+    world = world_of()
+    with torch.no_grad():
+        world.clients[2].model.prototypes[0, 0] = torch.nan
+    with pytest.raises(MaplError, match=r"the prototype loss of client 2 became nan in round 7.*train\.learning_rate"):
+        world.engine.train(world.clients[2], 7)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_run_that_diverges_is_told_so_wherever_it_first_shows(optimizer):
+    recipe = small(method={"warmup": 0}, train={"learning_rate": 1e30, "optimizer": optimizer})
+    with pytest.raises(MaplError, match=r"client 0 .*round [01].*train\.learning_rate"):
+        play(recipe)

@@ -1,0 +1,101 @@
+"""A run that is killed with SIGKILL, whenever it may be, and resumed ends with the bytes of one that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import in_child, small, written
+
+import mapl
+import mapl.checkpoint
+import mapl.run
+from mapl import Recipe
+from mapl.history import RECIPE
+
+ROUNDS = 12
+
+
+def recipe() -> Recipe:
+    return small("mapl+", rounds=ROUNDS, method={"warmup": 4}, checkpoint={"every": 2}, train={"reset": False})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    mapl.run(recipe(), folder)
+    return written(folder)
+
+
+def go_on(folder: Path) -> None:
+    """What a person does after a crash: resume the run, or start it again where it had not begun."""
+    if (folder / RECIPE).exists():
+        mapl.resume(folder, warn=pytest.fail)
+    else:
+        mapl.run(recipe(), folder, overwrite=True)
+
+
+def lines(folder: Path) -> int:
+    path = folder / "history.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("repetition", range(10))
+def test_killed_at_a_random_moment_and_resumed(repetition, whole, tmp_path):
+    """In a random round, a random part of a round later; the first is killed anywhere before its second round."""
+    draw = random.Random(repetition)
+    child = in_child(mapl.run, recipe(), tmp_path / "run")
+    if repetition:
+        at = draw.randrange(ROUNDS - 1)
+        while lines(tmp_path / "run") <= at and child.is_alive():
+            time.sleep(0.001)
+    time.sleep(draw.uniform(0, 0.15))
+    child.kill()
+    child.join()
+    go_on(tmp_path / "run")
+    assert written(tmp_path / "run") == whole
+
+
+def test_killed_twice(whole, tmp_path):
+    for at, start in ((3, mapl.run), (7, mapl.resume)):
+        child = in_child(start, *((recipe(), tmp_path / "run") if start is mapl.run else (tmp_path / "run",)))
+        while lines(tmp_path / "run") <= at and child.is_alive():
+            time.sleep(0.001)
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+    go_on(tmp_path / "run")
+    assert written(tmp_path / "run") == whole
+
+
+def dying(folder: Path, name: str, moment: str) -> None:
+    """A run that is killed while it writes the file whose name begins so."""
+    write_aside = mapl.checkpoint.write_aside
+
+    def write(path: Path, data: bytes) -> None:
+        if path.name.startswith(name):
+            if moment == "half":
+                path.with_name(f".{path.name}.{os.getpid()}").write_bytes(data[: len(data) // 2])
+            if moment == "after":
+                write_aside(path, data)
+            os.kill(os.getpid(), signal.SIGKILL)
+        write_aside(path, data)
+
+    mapl.checkpoint.write_aside = mapl.run.__globals__["write_aside"] = write
+    mapl.run(recipe(), folder)
+
+
+@pytest.mark.parametrize("moment", ["before", "half", "after"])
+@pytest.mark.parametrize("name", ["clients.json", "recipe.toml", "000002-", "000006-", f"{ROUNDS:06d}-"])
+def test_killed_while_a_file_is_written(name, moment, whole, tmp_path):
+    child = in_child(dying, tmp_path / "run", name, moment)
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    found = list((tmp_path / "run").rglob(f"{name}*"))
+    assert len(found) == (1 if moment == "after" else 0)
+    go_on(tmp_path / "run")
+    assert written(tmp_path / "run") == whole

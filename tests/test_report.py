@@ -1,0 +1,264 @@
+"""The report: one page that stands alone, whatever the runs are like, and that says only what they show."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+import mapl
+from mapl.compare import compare
+from mapl.data.sources.digits import Digits
+from mapl.recipe import DataSettings
+from mapl.report import write_report
+from mapl.report.embedding import Embedding, embed
+from mapl.report.facts import facts
+from mapl.report.lines import accuracy_curve, lines
+from mapl.report.maps import graph_rounds
+from mapl.report.page import ranges
+from mapl.report.words import listing
+
+VOID = {"meta", "link", "img", "br"}
+
+
+def recipe(**settings: Any) -> mapl.Recipe:
+    tiny: dict[str, Any] = {
+        "clients": 4,
+        "rounds": 3,
+        "method": {"name": "mapl", "warmup": 1},
+        "partition": {"shots": 3, "test_shots": 5},
+        "model": {"backbones": ["mlp", "cnn"]},
+        "evaluate": {"every": 1},
+    }
+    return mapl.Recipe.of(**{**tiny, **settings})
+
+
+NO_LETTERS = {"topology": {"name": "none"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def coarse() -> Iterator[None]:
+    """Pictures of fewer dots, which take less time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mapl.report.style.DPI", 50)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, mapl.Record]:
+    """A method and its control, two seeds each, and a local run."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = {}
+    for seed in (0, 1):
+        made[f"mapl-{seed}"] = mapl.run(recipe(seed=seed), folder / f"mapl-{seed}")
+        made[f"alone-{seed}"] = mapl.run(recipe(seed=seed, network=NO_LETTERS), folder / f"alone-{seed}")
+    made["local"] = mapl.run(recipe(method={"name": "local"}, network=NO_LETTERS), folder / "local")
+    return made
+
+
+@pytest.fixture(scope="module")
+def full_page(runs: dict[str, mapl.Record], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(list(runs.values()), tmp_path_factory.mktemp("report"))
+
+
+class Page(HTMLParser):
+    """Reads a page, and complains about what is not well-formed or reaches outside it."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == [], "every tag that is opened is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes the tag that was opened last"
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def check_stands_alone(path: Path) -> Page:
+    """What every page has to be."""
+    page = Page(path)
+    text = path.read_text(encoding="utf-8")
+    assert not page.attributes("script")
+    assert not re.search(r"https?://|url\(|@import", text)
+    for _, attributes in page.tags:
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "data:").startswith("data:")
+        assert not any(name.startswith("on") for name in attributes)
+    pictures = page.attributes("img")
+    files = sorted(path.parent.glob("*.png"))
+    embedded = [base64.b64decode((picture["src"] or "").partition("base64,")[2]) for picture in pictures]
+    assert sorted(embedded) == sorted(file.read_bytes() for file in files)
+    for data, picture in zip(embedded, pictures, strict=True):
+        assert matplotlib.image.imread(io.BytesIO(data)).shape[1] == 500
+        assert len(picture["alt"] or "") > 20
+    assert sorted(p.name for p in path.parent.iterdir()) == sorted(["report.html", *(f.name for f in files)])
+    return page
+
+
+def test_methods_controls_and_seeds(full_page: Path) -> None:
+    page = check_stands_alone(full_page)
+    names = {file.name for file in full_page.parent.glob("*.png")}
+    assert names == {"accuracy.png", "data.png", "graph-1.png", "embedding-1.png", "losses.png", "messages.png"}
+    assert "mapl, no letters" in page.text
+    assert "is a control" in page.text
+    assert re.search(r"Letters change the accuracy of mapl by [+-]", page.text)
+    assert "cross-entropy from" in page.text
+    for word in ("Scenario", "disjoint classes per cluster", "Seeds", "0 and 1 (5 runs in all)"):
+        assert word in page.text
+
+
+def test_one_local_run(runs: dict[str, mapl.Record], tmp_path: Path) -> None:
+    page = check_stands_alone(write_report([runs["local"]], tmp_path / "deep" / "out"))
+    assert "No letter was sent" in page.text
+    assert "none to show" in page.text
+    assert not (tmp_path / "deep" / "out" / "messages.png").exists()
+
+
+def test_the_same_runs_make_the_same_page(runs: dict[str, mapl.Record], tmp_path: Path) -> None:
+    pages = [write_report([runs["mapl-0"]], tmp_path / str(i)).read_bytes() for i in (0, 1)]
+    assert pages[0] == pages[1]
+
+
+def test_a_hostile_name_is_text(runs: dict[str, mapl.Record], tmp_path: Path) -> None:
+    hostile = '<script>alert("x")</script>&$a_b$'
+    folder = tmp_path / "runs" / hostile.replace("/", "\\")
+    shutil.copytree(runs["alone-0"].folder, folder)
+    title, introduction = f"T{hostile}", f"One {hostile}\n\nTwo </main>"
+    page = check_stands_alone(write_report([mapl.load(folder)], tmp_path / "out", title, introduction))
+    assert f"T{hostile}" in page.text
+    assert folder.name in page.text
+    assert "Two </main>" in page.text
+    assert len(page.attributes("main")) == 1
+
+
+def test_a_run_without_any_test(tmp_path: Path) -> None:
+    record = mapl.run(recipe(evaluate={"every": 3}), tmp_path / "run", stop=lambda: True)
+    assert not record.tested
+    page = check_stands_alone(write_report([record], tmp_path / "out"))
+    assert "not tested yet" in page.text
+    assert "not finished: run (1 so far)" in page.text
+    assert not (tmp_path / "out" / "accuracy.png").exists()
+
+
+def test_a_run_without_any_round(runs: dict[str, mapl.Record], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["mapl-0"].folder, folder)
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "history.jsonl").unlink()
+    (folder / "times.jsonl").unlink()
+    page = check_stands_alone(write_report([mapl.load(folder), runs["local"]], tmp_path / "out"))
+    assert "not tested yet" in page.text
+
+
+def _no_checkpoints(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoints")
+
+
+def _damaged(folder: Path) -> None:
+    for path in (folder / "checkpoints").iterdir():
+        path.write_bytes(b"not a checkpoint")
+
+
+@pytest.mark.parametrize("harm", [_no_checkpoints, _damaged])
+def test_without_checkpoints_a_sentence_takes_the_place_of_the_embeddings(
+    harm: Callable[[Path], None], runs: dict[str, mapl.Record], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["mapl-0"].folder, folder)
+    harm(folder)
+    page = check_stands_alone(write_report([mapl.load(folder)], tmp_path / "out"))
+    assert "no picture of the embeddings of mapl" in page.text
+    assert (tmp_path / "out" / "graph-1.png").exists()
+
+
+def test_data_given_in_python(tmp_path: Path) -> None:
+    record = mapl.run(recipe(rounds=2), tmp_path / "run", data=Digits().load(DataSettings()))
+    page = check_stands_alone(write_report([record], tmp_path / "out"))
+    assert "given in Python" in page.text
+    assert not (tmp_path / "out" / "embedding-1.png").exists()
+
+
+def test_no_runs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(mapl.MaplError, match="at least one run"):
+        write_report([], tmp_path)
+
+
+def test_arms_that_were_compared_already(runs: dict[str, mapl.Record], tmp_path: Path) -> None:
+    records = [runs["alone-0"], runs["local"]]
+    given = write_report(records, tmp_path / "a", arms=compare(records)).read_bytes()
+    assert given == write_report(records, tmp_path / "b").read_bytes()
+    with pytest.raises(mapl.MaplError, match="arms: got 1"):
+        write_report(records, tmp_path / "c", arms=compare(records[:1]))
+
+
+def test_drawing_leaves_no_figure_open(full_page: Path) -> None:
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == []
+
+
+def test_curves_are_means_over_clients_and_seeds(runs: dict[str, mapl.Record]) -> None:
+    pair = [runs["mapl-0"], runs["mapl-1"]]
+    (line,) = lines([*pair, pair[0]])
+    assert [run.recipe.seed for run in line.runs] == [0, 1]
+    curve = accuracy_curve(line)
+    assert curve is not None
+    assert curve.rounds.tolist() == [1, 2, 3]
+    assert curve.mean[-1] == pytest.approx(100 * (pair[0].mean + pair[1].mean) / 2)
+    assert (curve.low <= curve.mean).all()
+    assert (curve.mean <= curve.high).all()
+
+
+def test_graphs_are_shown_from_the_first_that_mixes_to_the_last(runs: dict[str, mapl.Record]) -> None:
+    assert graph_rounds(runs["mapl-0"], start=1) == {0: "first", 1: "first learned", 2: "last"}
+    assert list(graph_rounds(runs["mapl-0"], start=None)) == [0, 1, 2]
+    assert graph_rounds(runs["alone-0"], start=None) == {}
+
+
+def test_embeddings_come_from_every_client_and_are_few_enough(
+    runs: dict[str, mapl.Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mapl.report.embedding.POINTS", 40)
+    made = embed(runs["mapl-0"])
+    assert isinstance(made, Embedding)
+    assert made.points.shape == (40, 2)
+    assert set(made.clients) == {0, 1, 2, 3}
+    assert set(made.clusters[made.clients < 2]) == {0}
+    assert made.rounds == 3
+    assert 0 <= made.aligned <= 1
+
+
+def test_facts_name_all_that_differs(runs: dict[str, mapl.Record]) -> None:
+    said = facts(lines(list(runs.values())))
+    assert said["Rounds"][0].startswith("3")
+    assert [text.split()[0] for text in said["Method"]] == ["mapl", "local"]
+    assert said["Clients"][0].startswith("4, each with private data (15 images")
+
+
+def test_lists_and_ranges_in_words() -> None:
+    assert [listing(x) for x in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+    assert ranges([4, 0, 1, 2, 9]) == "0–2, 4, 9"
+    assert ranges([]) == "none"

@@ -1,0 +1,288 @@
+"""A run leaves the same bytes whenever and however often it is carried out, stopped, resumed or made longer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import assert_same, made_of, parameters, play, small, stop_after, written
+from torch import nn
+
+import mapl
+from mapl import MaplError, Recipe
+from mapl.history import load
+from mapl.recipe import to_toml
+from mapl.run import build_world, restored_world
+
+
+@pytest.mark.parametrize("method", ["mapl", "mapl+", "local"])
+def test_two_runs_of_one_recipe_leave_the_same_bytes(method, tmp_path):
+    recipe = small(method)
+    mapl.run(recipe, tmp_path / "a")
+    torch.manual_seed(1234)
+    mapl.run(recipe, tmp_path / "b")
+    assert written(tmp_path / "a") == written(tmp_path / "b")
+    assert (tmp_path / "a" / "recipe.toml").read_bytes() == (tmp_path / "b" / "recipe.toml").read_bytes()
+
+
+def test_another_seed_is_another_run(tmp_path):
+    histories = {seed: mapl.run(small(seed=seed), tmp_path / str(seed)).rounds for seed in (0, 1)}
+    assert histories[0] != histories[1]
+
+
+def test_what_is_written_is_what_happened(tmp_path):
+    recipe = small()
+    record = mapl.run(recipe, tmp_path / "run")
+    world = play(recipe)
+    assert record.rounds == world.rounds
+    assert record.recipe == recipe
+    assert record.finished
+    assert (record.messages, record.bytes) == (world.ledger.messages, world.ledger.bytes)
+    assert torch.equal(record.weights(), torch.stack([c.state["weights"] for c in world.clients]))
+    assert torch.equal(record.weights(0), torch.full((4, 4), 0.25, dtype=torch.float64))
+    accuracy = torch.tensor(world.rounds[-1].accuracy, dtype=torch.float64)
+    assert record.mean == pytest.approx(float(accuracy.mean()))
+    assert record.std == pytest.approx(float(accuracy.numpy().std()))
+    assert [t["round"] for t in record.times] == [0, 1, 2]
+    assert record.seconds > 0
+    for card, client in zip(record.clients, world.clients, strict=True):
+        assert card.classes == sorted(set(client.train.labels.tolist()))
+        assert (card.samples, card.tests) == (len(client.train), len(client.test))
+        assert (card.backbone, card.cluster) == (client.backbone, client.cluster)
+    again = restored_world(tmp_path / "run")
+    assert again is not None
+    assert_same(parameters(again), parameters(world))
+
+
+def test_the_reported_accuracy_is_the_last_and_never_the_best(tmp_path):
+    record = mapl.run(small(rounds=6), tmp_path / "run")
+    means = [sum(r.accuracy) / 4 for r in record.rounds]
+    assert record.mean == means[-1]
+
+
+# Tests
+
+
+@pytest.mark.parametrize(("every", "rounds", "tested"), [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (9, 3, [2])])
+def test_rounds_are_tested_at_their_interval_and_the_last_always(every, rounds, tested):
+    world = play(small("local", rounds=rounds, evaluate={"every": every}))
+    assert [line.round for line in world.rounds if line.accuracy is not None] == tested
+
+
+def test_the_moment_of_the_test_is_before_or_after_mixing():
+    """One architecture and MAPL+, so that mixing changes the accuracy; the training before it is the same."""
+    over = {"model": {"backbones": ["cnn"]}, "rounds": 1, "partition": {"shots": 6, "test_shots": "all"}}
+    alone = play(small("mapl+", **over, network={"topology": {"name": "none"}}))
+    trained = play(small("mapl+", **over, evaluate={"moment": "trained"}))
+    mixed = play(small("mapl+", **over, evaluate={"moment": "mixed"}))
+    assert trained.rounds[0].accuracy == alone.rounds[0].accuracy
+    assert mixed.rounds[0].accuracy != trained.rounds[0].accuracy
+    assert mixed.rounds[0].accuracy == [mixed.engine.evaluate(c) for c in mixed.clients]
+    assert_same(parameters(trained), parameters(mixed))
+
+
+# Stopping, resuming, going on
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"method": {"name": "mapl"}},
+        {"method": {"name": "mapl+"}},
+        {"train": {"reset": False}},
+        {"train": {"reset": False, "optimizer": "sgd"}},
+        {"network": {"topology": {"name": "erdos-renyi", "every": 1, "probability": 0.6}}},
+        {"evaluate": {"every": 3}},
+    ],
+    ids=str,
+)
+def test_a_stopped_run_that_is_resumed_ends_with_the_bytes_of_one_that_never_stopped(over, tmp_path):
+    recipe = small(rounds=5, checkpoint={"every": 10}, **over)
+    mapl.run(recipe, tmp_path / "whole")
+    record = mapl.run(recipe, tmp_path / "stopped", stop=stop_after(2))
+    assert len(record.rounds) == 2
+    assert not record.finished
+    record = mapl.resume(tmp_path / "stopped", stop=stop_after(1))
+    assert len(record.rounds) == 3
+    record = mapl.resume(tmp_path / "stopped")
+    assert record.finished
+    assert written(tmp_path / "stopped") == written(tmp_path / "whole")
+    assert [t["round"] for t in record.times] == [0, 1, 2, 3, 4]
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    mapl.run(small(), tmp_path / "run")
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    mapl.resume(tmp_path / "run")
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
+def test_a_run_without_a_checkpoint_is_resumed_from_its_first_round(tmp_path):
+    mapl.run(small(), tmp_path / "run")
+    before = written(tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.unlink()
+    (tmp_path / "run" / "history.jsonl").write_text("damaged\n")
+    mapl.resume(tmp_path / "run")
+    assert written(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_made_longer_is_a_run_of_that_length(every, tmp_path):
+    """Also where the last round of the short run was tested only for being the last."""
+    over = {"evaluate": {"every": every}, "train": {"reset": False}}
+    mapl.run(small(rounds=5, **over), tmp_path / "long")
+    mapl.run(small(rounds=3, **over), tmp_path / "grown")
+    record = mapl.resume(tmp_path / "grown", rounds=5)
+    assert record.recipe.rounds == 5
+    assert written(tmp_path / "grown") == written(tmp_path / "long")
+    assert load(tmp_path / "grown").recipe == load(tmp_path / "long").recipe
+
+
+def test_a_run_is_not_made_shorter(tmp_path):
+    mapl.run(small(), tmp_path / "run")
+    with pytest.raises(MaplError, match=r"rounds: got 2, but '.*run' is a run of 3; give more"):
+        mapl.resume(tmp_path / "run", rounds=2)
+
+
+def test_a_recipe_that_was_changed_under_a_run_is_noticed(tmp_path):
+    mapl.run(small(), tmp_path / "run")
+    (tmp_path / "run" / "recipe.toml").write_text(to_toml(small(train={"learning_rate": 0.5})))
+    with pytest.raises(MaplError, match="not the one that its checkpoint was written with"):
+        mapl.resume(tmp_path / "run")
+    (tmp_path / "run" / "recipe.toml").write_text(to_toml(small(name="other", checkpoint={"keep": 5})))
+    mapl.resume(tmp_path / "run")
+
+
+def test_observers_see_every_round_and_every_second(tmp_path):
+    seen = []
+    record = mapl.run(small(), tmp_path / "run", observers=[lambda *args: seen.append(args)] * 2)
+    assert [line for _, line, _ in seen[::2]] == record.rounds == [line for _, line, _ in seen[1::2]]
+    assert all(recipe == record.recipe for recipe, _, _ in seen)
+    assert {"train", "evaluate", "exchange", "checkpoint"} <= set(seen[0][2])
+
+
+def test_an_observers_own_trouble_is_not_taken_for_a_full_disk(tmp_path):
+    def broken(*_):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        mapl.run(small(), tmp_path / "run", observers=[broken])
+    assert len(mapl.resume(tmp_path / "run").rounds) == 3
+
+
+# Where a run is written
+
+
+def test_a_run_that_exists_is_not_overwritten_unless_asked(tmp_path):
+    mapl.run(small(), tmp_path / "run")
+    before = written(tmp_path / "run")
+    with pytest.raises(MaplError, match=r"'.*run' exists already; resume it, choose another --name, or give --overwrite"):
+        mapl.run(small(seed=1), tmp_path / "run")
+    assert written(tmp_path / "run") == before
+    mapl.run(small(seed=1), tmp_path / "run", overwrite=True)
+    assert written(tmp_path / "run") != before
+    assert load(tmp_path / "run").recipe.seed == 1
+
+
+def test_a_bad_recipe_does_not_cost_the_run_that_it_would_overwrite(tmp_path):
+    mapl.run(small(), tmp_path / "run")
+    before = written(tmp_path / "run")
+    with pytest.raises(MaplError, match=r"topology\.degree"):
+        mapl.run(small(network={"topology": {"name": "regular", "degree": 9}}), tmp_path / "run", overwrite=True)
+    assert written(tmp_path / "run") == before
+
+
+def test_a_folder_that_is_no_run_is_never_overwritten(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(MaplError, match="is not the folder of a run, so it is not overwritten"):
+        mapl.run(small(), tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
+    with pytest.raises(MaplError, match="is a file; choose another"):
+        mapl.run(small(), tmp_path / "thesis" / "chapter.tex", overwrite=True)
+
+
+def test_a_run_killed_before_it_had_a_recipe_can_be_started_anew(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "clients.json").write_text("[]")
+    (tmp_path / "run" / ".recipe.toml.77").write_text("half")
+    assert mapl.run(small(), tmp_path / "run", overwrite=True).finished
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(MaplError, match=r"could not be written .*choose another folder"):
+        mapl.run(small(), tmp_path / "file" / "run")
+
+
+def test_a_run_goes_to_the_folder_of_its_title_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert mapl.run(small(rounds=1)).folder == Path("runs/digits-s1-mapl-full-m4-seed0")
+
+
+# What a run refuses to begin
+
+
+@pytest.mark.parametrize(
+    ("over", "sentence"),
+    [
+        ({"network": {"topology": {"name": "rng"}}}, r"unknown topology 'rng'; known: .*ring.* Did you mean 'ring'\?"),
+        ({"network": {"topology": {"name": "regular", "degree": 4}}}, r"topology.degree is 4, but with 4 clients .* most 3"),
+        ({"clients": 5, "network": {"topology": {"name": "regular", "degree": 3}}}, r"degree is 3, but .* takes an even number"),
+        ({"network": {"topology": {"name": "file"}}}, r"topology.path is not set"),
+        ({"model": {"backbones": ["mpl"]}}, r"unknown backbone 'mpl'; known: .*mlp.* Did you mean 'mlp'\?"),
+        ({"partition": {"clusters": 11}, "clients": 12}, r"partition.clusters: got 11, but the data has 10 classes"),
+        ({"method": {"name": "mapl+"}, "network": {"letter_limit": 5000}},
+         r"network.letter_limit: got 5,000 bytes, but a letter of 'mapl\+' from client 0 \(mlp\) has [\d,]+; raise the limit"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_carried_out_is_refused_before_anything_is_written(over, sentence, tmp_path):
+    with pytest.raises(MaplError, match=sentence):
+        mapl.run(small(**over), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_letter_limit_that_is_kept_changes_nothing(tmp_path):
+    free = mapl.run(small(), tmp_path / "a")
+    limited = mapl.run(small(network={"letter_limit": 5000}), tmp_path / "b")
+    assert free.rounds == limited.rounds
+
+
+# From Python
+
+
+class Tiny(nn.Sequential):
+    def __init__(self, image: tuple[int, int, int], embedding: int):
+        super().__init__(nn.Flatten(), nn.Linear(image[0] * image[1] * image[2], embedding))
+
+
+def test_data_and_backbones_given_in_python(tmp_path):
+    data = made_of([0, 1, 2, 3] * 30, [0, 1, 2, 3] * 10, 4, image=(3, 6, 6))
+    given = {"data": data, "backbones": {"tiny": Tiny}}
+    recipe = small(augment={"contrastive": {"saturation": 0.4, "hue": 0.1}})
+    whole = mapl.run(recipe, tmp_path / "whole", **given)
+    assert {card.backbone for card in whole.clients} == {"tiny"}
+    assert whole.recipe.data.name == "python"
+    mapl.run(recipe, tmp_path / "stopped", **given, stop=stop_after(1))
+    with pytest.raises(MaplError, match=r"given in Python: pass it again, as mapl.resume\(folder, data=…\)"):
+        mapl.resume(tmp_path / "stopped")
+    with pytest.raises(MaplError, match="unknown backbone 'tiny'"):
+        mapl.resume(tmp_path / "stopped", data=data)
+    mapl.resume(tmp_path / "stopped", **given)
+    assert written(tmp_path / "stopped") == written(tmp_path / "whole")
+
+
+def test_a_given_backbone_may_take_the_place_of_a_known_one():
+    world = build_world(small(), backbones={"mlp": Tiny})
+    assert isinstance(world.clients[0].model.backbone, Tiny)
+    assert not isinstance(world.clients[1].model.backbone, Tiny)
+
+
+def test_the_three_lines_of_the_package_documentation(tmp_path):
+    record = mapl.run(Recipe.of(method="mapl", clients=2, rounds=1), tmp_path / "run")
+    assert 0 <= record.mean <= 1
+    assert record.weights().shape == (2, 2)
+    assert json.loads((tmp_path / "run" / "history.jsonl").read_text())["round"] == 0
