@@ -16,7 +16,8 @@ import torch
 import mapl.cli
 from mapl import Dataset, Images, Recipe
 from mapl.recipe import Tree, merge
-from mapl.run import World, build_world, play_round
+from mapl.round import play_round
+from mapl.world import World, build_world
 
 # Operations as small as these are far slower when they are spread over threads.
 torch.set_num_threads(1)

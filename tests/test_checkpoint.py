@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import command, in_child, small, stop_after, written
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mapl
 import mapl.checkpoint
 import mapl.files
+from conftest import command, in_child, small, stop_after, written
 from mapl import MaplError, Recipe
 from mapl.checkpoint import latest, load, save
 from mapl.recipe import to_toml

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import assert_same, parameters, play, small
 from torch import nn
 
+from conftest import assert_same, parameters, play, small
 from mapl import MaplError
 from mapl.engine.eager import make_optimizer
-from mapl.run import World, build_world
+from mapl.world import World, build_world
 
 
 def world_of(**over) -> World:

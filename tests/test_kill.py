@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import in_child, small, written
 
 import mapl
 import mapl.checkpoint
 import mapl.run
+from conftest import in_child, small, written
 from mapl import Recipe
 from mapl.history import RECIPE
 

@@ -6,13 +6,14 @@ import random
 
 import pytest
 import torch
-from conftest import assert_same, parameters, play, small
 from torch import Tensor
 
+from conftest import assert_same, parameters, play, small
 from mapl import Client, Inbox, Letter
 from mapl.graph import GraphSettings, learn_weights
 from mapl.network import Ledger, Post, header_bytes
-from mapl.run import World, build_world, play_round
+from mapl.round import play_round
+from mapl.world import World, build_world
 
 FULL_ROW = torch.full((4,), 0.25, dtype=torch.float64)
 

@@ -127,7 +127,7 @@ def test_published_accuracies_are_whole_numbers_of_right_answers(recipes: dict[s
         assert classes == ({5} if cell.setting["scenario"] in (1, 3) else {7})
         answers = recipe.clients * 15 * classes.pop()
         nearest = round(cell.accuracy * answers) / answers
-        assert abs(cell.accuracy - nearest) < 1e-4, cell.name  # the paper rounds most and cuts off some
+        assert abs(cell.accuracy - nearest) < 1e-4, cell.name  # 348 are rounded, 14 a hundredth off
 
 
 def test_methods_that_need_equal_models_are_only_in_the_homogeneous_table() -> None:

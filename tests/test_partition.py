@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import made_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from conftest import made_of
 from mapl import Dataset, MaplError
 from mapl.data.partition import PartitionSettings, Shard, cluster_classes, partition
 

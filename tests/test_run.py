@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_same, made_of, parameters, play, small, stop_after, written
 from torch import nn
 
 import mapl
+from conftest import assert_same, made_of, parameters, play, small, stop_after, written
 from mapl import MaplError, Recipe
 from mapl.history import load
 from mapl.recipe import to_toml
-from mapl.run import build_world, restored_world
+from mapl.run import restored_world
+from mapl.world import build_world
 
 
 @pytest.mark.parametrize("method", ["mapl", "mapl+", "local"])

@@ -26,7 +26,7 @@ def exchange(
 def _between_peers(
     method: Method[Any], clients: Sequence[Client], topology: Topology, post: Post, round: int
 ) -> Iterator[tuple[Client, Inbox]]:
-    requests = {c.id: method.wants(c, round, topology.neighbours(round, c.id)) for c in clients}
+    requests = {c.id: method.wants(c, round, reachable(c, None, topology, round)) for c in clients}
     wanted = torch.unique(torch.cat(list(requests.values()))).tolist()
     letters = {i: method.letter(clients[i], round) for i in wanted}
     inboxes = post.deliver(letters, requests)
@@ -42,7 +42,7 @@ def _through_server(
     post: Post,
     round: int,
 ) -> Iterator[tuple[Client, Inbox]]:
-    requests = {c.id: method.wants(c, round, _server_alone(server, topology)) for c in clients}
+    requests = {c.id: method.wants(c, round, reachable(c, server, topology, round)) for c in clients}
     writers = [c for c in clients if len(requests[c.id])]
     opened = round == 0 and _open(method, writers, server, post)
     letters = {c.id: method.letter(c, round) for c in writers}
@@ -74,7 +74,16 @@ def _open(method: Centralised[Any], clients: Sequence[Client], server: Server, p
     return True
 
 
-def _server_alone(server: Server, topology: Topology) -> Tensor:
-    """The server reaches every client, but on the empty network nobody."""
-    reached = [] if topology.settings.name == "none" else [server.id]
-    return torch.tensor(reached, dtype=torch.long)
+def reachable(client: Client, server: Server | None, topology: Topology, round: int) -> Tensor:
+    """Whom a client can reach: its neighbours, or the server alone where there is one; on the empty network nobody."""
+    if server is None:
+        return topology.neighbours(round, client.id)
+    return torch.tensor([] if topology.settings.name == "none" else [server.id], dtype=torch.long)
+
+
+def letters_ahead(
+    method: Method[Any], clients: Sequence[Client], server: Server | None, topology: Topology, round: int
+) -> int:
+    """How many letters this round will carry (without a method's opening)."""
+    asked = sum(len(method.wants(c, round, reachable(c, server, topology, round))) for c in clients)
+    return asked if server is None else 2 * asked

@@ -104,7 +104,8 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        return len(self.rounds) >= self.recipe.rounds
+        budget = self.recipe.network.message_budget
+        return len(self.rounds) >= self.recipe.rounds or (budget is not None and self.messages >= budget)
 
     @property
     def messages(self) -> int:

@@ -64,6 +64,7 @@ class NetworkSection(Section):
     """Who can reach whom, and what a letter may weigh."""
 
     topology: TopologySettings = Field(TopologySettings(), description="Who can reach whom.")
+    message_budget: int | None = Field(None, ge=1, description="Stop after the round in which this many were sent.")
     letter_limit: int | None = Field(None, ge=1, description="The largest letter in bytes; none: no limit.")
 
 
@@ -135,7 +136,8 @@ class Recipe(Section):
 
     def title(self) -> str:
         """The name, or one made from what the run is."""
-        parts = (self.data.name, f"s{self.partition.scenario}", self.method.name, self.network.topology.name)
+        alike = list(self.model.backbones) if len(set(self.model.backbones)) == 1 else []
+        parts = (self.data.name, f"s{self.partition.scenario}", self.method.name, *alike, self.network.topology.name)
         made = "-".join(part.replace(":", ".").replace("/", ".") for part in parts)
         return self.name or f"{made}-m{self.clients}-seed{self.seed}"
 

@@ -14,6 +14,7 @@ from rich.table import Table
 import mapl.backbones
 import mapl.data.sources
 import mapl.methods
+import mapl.paper
 from mapl.cli.runs import (
     ClientsOption,
     DataOption,
@@ -111,11 +112,12 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "data": lambda: _listed(known(mapl.data.sources)),
     "scenarios": lambda: {str(number): text for number, text in SCENARIOS.items()},
     "topologies": lambda: _listed(dict(TOPOLOGIES)),
+    "paper": mapl.paper.listing,
 }
 
 
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, backbones, data, scenarios or topologies.")],
+    what: Annotated[str, typer.Argument(help="methods, backbones, data, scenarios, topologies or paper.")],
     as_json: JsonOption = False,
 ) -> None:
     """List what can be named in a recipe."""

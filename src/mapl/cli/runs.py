@@ -13,11 +13,12 @@ import typer
 from mapl.cli.progress import Interrupt, progress
 from mapl.clusters import share_inside
 from mapl.history import Record, load_recipe
+from mapl.paper import resolve
 from mapl.recipe import Provenance, Recipe, Tree, assignment, compose, merge, read
 from mapl.run import resume, run
 
 RecipeArgument = Annotated[
-    Path | None, typer.Argument(help="A recipe file (TOML). Without one, the defaults: MAPL on handwritten digits.")
+    Path | None, typer.Argument(help="A recipe file (TOML), or paper:CELL (mapl list paper). Without one: MAPL on handwritten digits.")
 ]
 MethodOption = Annotated[str | None, typer.Option(help="Method: a name (mapl list methods) or package.module:Name.")]
 DataOption = Annotated[str | None, typer.Option(help="Data set: a name (mapl list data) or package.module:Name.")]
@@ -80,10 +81,12 @@ def resume_command(
 
 def from_command_line(path: Path | None, options: Tree, settings: Sequence[str]) -> tuple[Recipe, Provenance]:
     """The recipe of a file and the command line over it."""
-    layers: list[tuple[str, Tree]] = [(str(path), read(path))] if path else []
     over = options
     for text in settings:
         over = merge(over, assignment(text))
+    layers: list[tuple[str, Tree]] = []
+    if path:
+        layers.append((str(path), resolve(str(path), over) or read(path)))
     if over:
         layers.append(("command line", over))
     return compose(*layers)

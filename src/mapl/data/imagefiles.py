@@ -45,7 +45,7 @@ def image_files(split: Path, names: Sequence[str]) -> tuple[list[Path], NDArray[
 
 
 def _inside(folder: Path) -> list[Path]:
-    """What a class's folder holds, in the order of names; a class may well have no test images, and then needs no folder."""
+    """What a class's folder holds, by name; a class may well have no test images, and then needs no folder."""
     try:
         return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
     except FileNotFoundError:

@@ -21,7 +21,8 @@ from mapl.keys import ALWAYS, NOBODY, generator
 from mapl.recipe import GIVEN_IN_PYTHON
 from mapl.report.lines import PALETTE
 from mapl.report.style import INK, figure, tidy
-from mapl.run import World, restored_world
+from mapl.run import restored_world
+from mapl.world import World
 
 POINTS = 1500
 MARKERS = "o^sDvP*X<>"

@@ -100,7 +100,7 @@ def accuracy_caption(lines: Sequence[Line]) -> str:
     else:
         spread = f"is {100 * most[1].spread:.1f} points"
     return (
-        f"How the share of rightly classified test images grows with the rounds. At the last test: {ends}. The standard "
+        f"How the share of rightly classified test images grows by round. At the last test: {ends}. The standard "
         f"deviation over clients {spread}. On the right every dot is one client of one seed, every bar a mean."
     )
 

@@ -1,4 +1,4 @@
-"""Writers: one a file. Each is made with the run's folder and called after every round, to tell other programs of it."""
+"""Writers: one a file. Each is made with a run's folder and called after every round, to tell other programs of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mapl.run import Observer
 def open_writers(names: Sequence[str], folder: str | Path) -> list[Observer]:
     """The writers of these names or import paths, for the run in `folder`; one that is named twice is opened once.
 
-    Nothing is written before the first round: until then the folder may hold another run, which is about to be replaced.
+    Nothing is written before the first round: until then the folder may hold another run, about to be replaced.
     """
     return [_open(name, Path(folder)) for name in dict.fromkeys(names)]
 

@@ -48,8 +48,8 @@ class CsvFile:
     def _take_up(self, start: int) -> None:
         """Make the tables say what happened before round `start`, and nothing else.
 
-        The history knows it best: it has the round whose row a kill cut off, and those before this writer was asked for.
-        In a folder without one, the rows that are there and whole are kept.
+        The history knows it best: it has the round whose row a kill cut off, and those from before this writer was
+        asked for. In a folder without one, the rows that are there and whole are kept.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         if past := recorded(self.folder, start):

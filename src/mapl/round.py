@@ -1,0 +1,95 @@
+"""One round: learn, write letters, read them, adjust."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from mapl.errors import MaplError
+from mapl.exchange import exchange, letters_ahead
+from mapl.history import Round, sparse_row
+from mapl.network import Post
+from mapl.recipe import Recipe
+from mapl.world import World
+
+
+def play_round(world: World, t: int) -> tuple[Round, dict[str, float]]:
+    """One round: learn, write letters, read them, adjust. Returns its line and the seconds of each part."""
+    clock = _Clock()
+    losses = [world.engine.train(client, t) for client in world.clients]
+    clock.lap("train")
+    accuracy = _test(world, t, "trained")
+    clock.lap("evaluate")
+    before = world.ledger.messages, world.ledger.bytes
+    post = Post(world.ledger, world.recipe.network.letter_limit)
+    for client, inbox in exchange(world.method, world.clients, world.server, world.topology, post, t):
+        world.method.absorb(client, t, inbox)
+    clock.lap("exchange")
+    accuracy = accuracy or _test(world, t, "mixed")
+    clock.lap("evaluate")
+    line = Round(
+        round=t,
+        losses={term: [loss[term] for loss in losses] for term in losses[0]},
+        accuracy=accuracy,
+        messages=world.ledger.messages - before[0],
+        bytes=world.ledger.bytes - before[1],
+        rows=_changed_rows(world),
+    )
+    world.rounds.append(line)
+    return line, clock.seconds
+
+
+def _test(world: World, t: int, moment: str) -> list[float] | None:
+    """Accuracies, if this round is tested and this is the moment for it."""
+    if world.recipe.evaluate.moment != moment or not (is_tested(world.recipe, t) or _spends_budget(world, t)):
+        return None
+    return [world.engine.evaluate(client) for client in world.clients]
+
+
+def is_tested(recipe: Recipe, t: int) -> bool:
+    return (t + 1) % recipe.evaluate.every == 0 or t + 1 == recipe.rounds
+
+
+def budget_is_spent(world: World) -> bool:
+    """Whether the network has sent all the messages that it may."""
+    budget = world.recipe.network.message_budget
+    return budget is not None and world.ledger.messages >= budget
+
+
+def _spends_budget(world: World, t: int) -> bool:
+    """Whether this round's letters will be the last; then it is tested like any last round."""
+    budget = world.recipe.network.message_budget
+    if budget is None:
+        return False
+    ahead = letters_ahead(world.method, world.clients, world.server, world.topology, t)
+    return budget - ahead <= world.ledger.messages < budget or budget_is_spent(world)
+
+
+def _changed_rows(world: World) -> dict[int, dict[str, list[Any]]]:
+    changed = {}
+    for client in world.clients:
+        row = world.method.weights(client)
+        if row is not None and (client.id not in world.rows or not torch.equal(row, world.rows[client.id])):
+            if not row.isfinite().all():
+                raise MaplError(
+                    f"the weights of client {client.id} are no longer finite in round {len(world.rounds)}; "
+                    "a lower train.learning_rate usually helps"
+                )
+            world.rows[client.id] = row.clone()
+            changed[client.id] = sparse_row(row)
+    return changed
+
+
+class _Clock:
+    """Seconds of each part of a round."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now

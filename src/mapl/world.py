@@ -1,0 +1,201 @@
+"""A run in memory: everything that a recipe describes, and how it is saved and brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import mapl.data.sources
+import mapl.methods
+from mapl.checkpoint import Checkpoint
+from mapl.client import Client, Server
+from mapl.data.augment import Augmentation
+from mapl.data.dataset import Dataset, DataSettings
+from mapl.data.partition import partition
+from mapl.engine.eager import EagerEngine
+from mapl.errors import MaplError
+from mapl.exchange import reachable
+from mapl.history import RECIPE, ClientCard, Round, decode_all, encode_all
+from mapl.methods._base import Centralised, Method
+from mapl.model import Backbone, architecture, assign, build, find_backbone
+from mapl.network import Ledger, Topology, nbytes
+from mapl.plugins import find
+from mapl.recipe import GIVEN_IN_PYTHON, Recipe
+
+
+@dataclass
+class World:
+    """A run in memory: the clients and what carries their letters."""
+
+    recipe: Recipe
+    clients: list[Client]
+    method: Method[Any]
+    engine: EagerEngine
+    topology: Topology
+    server: Server | None = None
+    """The middle of a centralised method."""
+    ledger: Ledger = field(default_factory=Ledger)
+    rounds: list[Round] = field(default_factory=list)
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    """The row of W that the history last wrote down for each client."""
+
+
+def given_in_python(recipe: Recipe, data: Dataset | None, backbones: Mapping[str, Backbone] | None) -> Recipe:
+    """The recipe that says truly what is run when data or backbones are given as objects."""
+    if data is not None:
+        recipe = recipe.model_copy(update={"data": DataSettings(name=GIVEN_IN_PYTHON)})
+    if backbones:
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"backbones": tuple(backbones)})})
+    return recipe
+
+
+def load_data(recipe: Recipe) -> Dataset:
+    """The data set that a recipe names."""
+    if recipe.data.name == GIVEN_IN_PYTHON:
+        raise MaplError("the data of this run was given in Python: pass it again, as mapl.resume(folder, data=…)")
+    source = find("data set", recipe.data.name, mapl.data.sources)
+    if not callable(getattr(source, "load", None)):
+        raise MaplError(f"data set {recipe.data.name!r} is no data source: it should be a class with a method load")
+    dataset = source().load(recipe.data)
+    if not isinstance(dataset, Dataset):
+        raise MaplError(f"data set {recipe.data.name!r} gave a {type(dataset).__name__}, not a mapl.Dataset")
+    return dataset
+
+
+def build_world(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[str, Backbone] | None = None) -> World:
+    """Everything a recipe describes, in memory, before its first round."""
+    dataset = data or load_data(recipe)
+    method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
+    augment = recipe.augment.contrastive if method.augmentation == "contrastive" else recipe.augment.plain
+    augmentation = Augmentation(augment, dataset.image, dataset.mean, dataset.std)
+    world = World(
+        recipe=recipe,
+        clients=_clients(recipe, dataset, backbones or {}),
+        method=method,
+        engine=EagerEngine(method, recipe.train, augmentation, recipe.seed),
+        topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
+    )
+    if isinstance(method, Centralised):
+        world.server = Server(id=recipe.clients, size=recipe.clients, run=recipe.fingerprint(), image=dataset.image)
+    _check_alike(world)
+    for client in world.clients:
+        method.prepare(client)
+    world.topology.graph(0)  # an impossible one is better refused now than in the first round
+    _check_letters(world)
+    return world
+
+
+def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) -> list[Client]:
+    names = recipe.model.backbones
+    backbones = [given.get(name) or find_backbone(name) for name in names]
+    shards = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
+    clients = []
+    for i, (shard, which) in enumerate(
+        zip(shards, assign(recipe.model, len(names), recipe.clients, recipe.seed), strict=True)
+    ):
+        model = build(names[which], backbones[which], recipe.model, dataset.image, dataset.classes, recipe.seed, i)
+        clients.append(
+            Client(
+                id=i,
+                size=recipe.clients,
+                run=recipe.fingerprint(),
+                model=model,
+                backbone=names[which],
+                architecture=architecture(model.backbone),
+                train=dataset.train.take(shard.train),
+                test=dataset.test.take(shard.test),
+                cluster=shard.cluster,
+            )
+        )
+    return clients
+
+
+def _check_alike(world: World) -> None:
+    """A method that averages whole models needs them to have one architecture."""
+    first = world.clients[0]
+    others = [c for c in world.clients if c.architecture != first.architecture]
+    if world.method.homogeneous and others:
+        who = ", ".join(f"{c.id} ({c.backbone})" for c in others[:4]) + (", …" if len(others) > 4 else "")
+        raise MaplError(
+            f"method {world.recipe.method.name!r} needs one architecture, but client {first.id} has {first.backbone!r} "
+            f"and these differ from it: {who}; give model.backbones one name"
+        )
+
+
+def _check_letters(world: World) -> None:
+    """A letter that is too large is better refused before the first round than in it."""
+    limit = world.recipe.network.letter_limit
+    if limit is None or world.recipe.network.topology.name == "none":
+        return
+    for client in world.clients:
+        if not len(world.method.wants(client, 0, reachable(client, world.server, world.topology, 0))):
+            continue
+        size = nbytes(world.method.letter(client, world.recipe.rounds))
+        if size > limit:
+            raise MaplError(
+                f"network.letter_limit: got {limit:,} bytes, but a letter of {world.recipe.method.name!r} from client "
+                f"{client.id} ({client.backbone}) has {size:,}; raise the limit, or take smaller backbones"
+            )
+
+
+def cards(world: World) -> list[ClientCard]:
+    """Who the clients are."""
+    return [
+        ClientCard(
+            id=c.id,
+            cluster=c.cluster,
+            classes=sorted(set(c.train.labels.tolist())),
+            samples=c.samples,
+            tests=len(c.test),
+            backbone=c.backbone,
+            parameters=sum(p.numel() for p in c.model.parameters()),
+        )
+        for c in world.clients
+    ]
+
+
+def saved_state(world: World) -> dict[str, Tensor]:
+    """Everything that a run needs to go on, as named tensors."""
+    tensors: dict[str, Tensor] = {}
+    for client in world.clients:
+        tensors |= {f"client.{client.id}.model.{k}": v for k, v in client.model.state_dict().items()}
+        tensors |= {f"client.{client.id}.state.{k}": v for k, v in client.state.items()}
+    if world.server is not None:
+        tensors |= {f"server.{k}": v for k, v in world.server.state.items()}
+    tensors |= {f"optimizer.{k}": v for k, v in world.engine.state().items()}
+    tensors |= {f"ledger.{k}": v for k, v in world.ledger.state().items()}
+    tensors["history"] = _bytes_tensor(encode_all(world.rounds))
+    tensors["recipe"] = _bytes_tensor(world.recipe.fingerprint().encode())
+    return tensors
+
+
+def _bytes_tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+def restore(world: World, saved: Checkpoint) -> None:
+    if saved.tensors["recipe"].numpy().tobytes().decode() != world.recipe.fingerprint():
+        raise MaplError(
+            f"the run's {RECIPE} is not the one that its checkpoint was written with: change it back, or start a new "
+            "run (its name, its rounds and its checkpoints may change)"
+        )
+    for client in world.clients:
+        client.model.load_state_dict(saved.section(f"client.{client.id}.model"))
+        for name, value in saved.section(f"client.{client.id}.state").items():
+            if name in client.state:
+                client.state[name].copy_(value)
+            else:  # a method may put something there later than in `prepare`
+                client.state[name] = value
+    if world.server is not None:
+        world.server.state |= saved.section("server")
+    world.engine.load_state(world.clients, saved.section("optimizer"))
+    world.ledger = Ledger.from_state(saved.section("ledger"))
+    world.rounds = decode_all(saved.tensors["history"].numpy().tobytes())
+    for client in world.clients:
+        if (row := world.method.weights(client)) is not None and world.rounds:
+            world.rows[client.id] = row.clone()
