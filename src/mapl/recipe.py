@@ -142,8 +142,9 @@ class Recipe(Section):
         return self.name or f"{made}-m{self.clients}-seed{self.seed}"
 
     def fingerprint(self) -> str:
-        """16 hex digits that two recipes share when they describe the same run, whatever its name and length."""
-        tree = self.model_dump(mode="json", exclude={"name": True, "rounds": True, "checkpoint": True})
+        """16 hex digits that two recipes share when they describe the same run, whatever its name, place and length."""
+        elsewhere = {"name": True, "rounds": True, "checkpoint": True, "data": {"folder"}}
+        tree = self.model_dump(mode="json", exclude=elsewhere)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -219,7 +220,7 @@ def assignment(text: str) -> Tree:
     return _expand_names(parsed)
 
 
-def to_toml(recipe: Recipe, provenance: Provenance | None = None, comments: bool = False) -> str:
+def to_toml(recipe: Recipe, provenance: Provenance | None = None) -> str:
     """The whole recipe as TOML; with provenance, each line says where its value came from."""
     tree = recipe.model_dump(mode="json")
     lines = list(_toml_lines(tree, (), provenance or {}))

@@ -18,7 +18,7 @@ from mapl.recipe import Provenance, Recipe, Tree, assignment, compose, merge, re
 from mapl.run import resume, run
 
 RecipeArgument = Annotated[
-    Path | None, typer.Argument(help="A recipe file (TOML), or paper:CELL (mapl list paper). Without one: MAPL on handwritten digits.")
+    Path | None, typer.Argument(help="A recipe file (TOML) or paper:CELL (mapl list paper); without it, digits.")
 ]
 MethodOption = Annotated[str | None, typer.Option(help="Method: a name (mapl list methods) or package.module:Name.")]
 DataOption = Annotated[str | None, typer.Option(help="Data set: a name (mapl list data) or package.module:Name.")]

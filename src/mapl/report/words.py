@@ -66,7 +66,7 @@ def gain_cell(arm: Arm) -> str:
     """The collaboration gain, or why there is none."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
-    return "– (is a control)" if arm.is_control or arm.method == "local" else "– (no control among these runs)"
+    return "– (is a control)" if arm.is_control or arm.method == "local" else "– (no control given)"
 
 
 def _recovery(line: Line, inside: float) -> str:
@@ -92,7 +92,11 @@ def _share_at_first(line: Line) -> float:
 
 def accuracy_caption(lines: Sequence[Line]) -> str:
     arms = [(line.label, line.arm) for line in lines if line.arm is not None]
-    ends = listing(f"{label} {arm.accuracy.text()} %" for label, arm in arms)
+    ranked = sorted(arms, key=lambda pair: -pair[1].accuracy.mean)
+    shown = arms if len(arms) <= 4 else [ranked[0], ranked[-1]]
+    ends = listing(f"{label} {arm.accuracy.text()} %" for label, arm in shown)
+    if len(arms) > len(shown):
+        ends = f"between {ends}"
     least, most = (choose(arms, key=lambda pair: pair[1].spread) for choose in (min, max))
     if len(arms) > 1 and round(100 * least[1].spread, 1) < round(100 * most[1].spread, 1):
         spread = f"is largest in {most[0]} ({100 * most[1].spread:.1f} points) and smallest in {least[0]} "
@@ -134,7 +138,7 @@ def graph_caption(line: Line, rounds: dict[int, str]) -> str:
     text = (
         f"{line.label}, seed {record.recipe.seed}. Grey: what the data really have in common. Blue: the mixing matrix "
         f"W; row i is how much client i listens to each of the others and to itself. Orange lines part the true "
-        f"clusters. After round {len(record.rounds)}, {edges} of {size * (size - 1)} edges are in use."
+        f"clusters. After round {len(record.rounds)}, {edges:,} of {size * (size - 1):,} edges are in use."
     )
     return f"{text} {_graph_verdict(record, min(rounds), clusters)}".strip()
 
