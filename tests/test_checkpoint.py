@@ -116,7 +116,9 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path):
 
 @pytest.fixture
 def recipe() -> Recipe:
-    return small("mapl+", rounds=6, checkpoint={"every": 2}, train={"reset": False})
+    return small(
+        "mapl+", rounds=6, checkpoint={"every": 2}, train={"reset": False}, model={"backbones": ["mlp", "cnn"]}
+    )
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, empty])
@@ -140,7 +142,9 @@ def test_when_all_are_damaged_the_run_says_so_and_nothing_is_changed(recipe, tmp
         flip(path)
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     warnings: list[str] = []
-    with pytest.raises(MaplError, match=r"no checkpoint in '.*checkpoints' is whole; start the run anew with --overwrite"):
+    with pytest.raises(
+        MaplError, match=r"no checkpoint in '.*checkpoints' is whole; start the run anew with --overwrite"
+    ):
         mapl.resume(tmp_path / "run", warn=warnings.append)
     assert len(warnings) == 2
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before

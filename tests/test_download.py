@@ -35,6 +35,8 @@ class Server(ThreadingHTTPServer):
         """Whether parts of a file can be asked for."""
         self.requests: list[tuple[str, str | None]] = []
         """Path and range of each request."""
+        self.stalls = False
+        """Whether the next answer, once it breaks off, keeps the connection open and silent."""
         self.stall = threading.Event()
 
     def url(self, name: str) -> str:
@@ -65,6 +67,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         end = self.server.breaks.pop(0) if self.server.breaks else len(content)
         self.wfile.write(content[start : start + end])
+        if self.server.stalls:
+            self.server.stalls = False
+            self.server.stall.wait(10)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -165,6 +170,13 @@ def test_a_server_that_does_not_answer(server: Server, tmp_path: Path) -> None:
     assert (tmp_path / "set" / "file.bin").read_bytes() == CONTENT
 
 
+def test_a_server_that_falls_silent_in_the_middle(server: Server, tmp_path: Path) -> None:
+    server.breaks, server.stalls = [300_000], True
+    get(offered(server.url("file.bin")), tmp_path, timeout=0.2, pause=0)
+    assert [asked for _, asked in server.requests] == [None, "bytes=300000-"]
+    assert (tmp_path / "set" / "file.bin").read_bytes() == CONTENT
+
+
 def test_all_failures_are_told_and_what_to_do_by_hand(server: Server, tmp_path: Path) -> None:
     closed = "http://127.0.0.1:1/file.bin"
     with pytest.raises(MaplError) as error:
@@ -212,17 +224,11 @@ def test_archives_are_unpacked(server: Server, tmp_path: Path, prefix: str) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "set.tar.gz"]
 
 
-@pytest.mark.parametrize(
-    "content", [archive("../outside"), archive("/outside"), archive("a")[:1000], b"no archive", b""]
-)
+@pytest.mark.parametrize("content", [archive("../outside"), archive("a")[:1000], b"no archive", b""])
 def test_a_bad_archive_leaves_nothing_behind(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "in").mkdir()
     packed = tmp_path / "in" / "set.tar.gz"
     packed.write_bytes(content)
-    if content == archive("/outside"):  # tar strips the slash and keeps the file inside
-        unpack(packed, tmp_path / "in" / "images")
-        assert (tmp_path / "in" / "images" / "outside").exists()
-        return
     with pytest.raises(MaplError, match=r"set.tar.gz' cannot be unpacked"):
         unpack(packed, tmp_path / "in" / "images")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["in", "set.tar.gz"]

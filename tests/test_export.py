@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 import socket
-import subprocess
 import sys
+import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from http.server import HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_a_backbone_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
     with pytest.raises(MaplError, match=r"client 0 \(backbone 'test_export:Untraceable'\) cannot be exported: \w+"):
         export_run(run, tmp_path / "to", kind="torch-export")
     assert not (tmp_path / "to").exists()
-    (path,) = export_run(run, tmp_path / "to")
+    (path,) = export_run(run, tmp_path / "to", [0])
     with pytest.raises(MaplError, match="import it yourself"):  # a file does not choose what is imported
         load_model(path)
     assert load_model(path, Untraceable)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
@@ -200,34 +201,31 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert command(str(run), *where, "--format", "onnx")[0] == 2
 
 
-@pytest.fixture
-def server(run: Path, tmp_path: Path) -> Iterator[str]:
-    """The document's server, run as its readers would run it."""
+def test_the_server_of_the_document(run: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = export_run(run, tmp_path, [1], "torch-export")
-    (tmp_path / "serve.py").write_text(examples()["serve.py"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "serve.py", str(path), str(port)], cwd=tmp_path, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_the_server_of_the_document(server: str, world: World) -> None:
+    monkeypatch.setattr(HTTPServer, "serve_forever", HTTPServer.handle_request)  # one request, then it ends
+    monkeypatch.setattr(sys, "argv", ["serve.py", str(path), str(port)])
+    code = compile(examples()["serve.py"], "serve.py", "exec")
+    server = threading.Thread(target=exec, args=(code, {}), daemon=True)
+    server.start()
     client, body = world.clients[1], io.BytesIO()
     np.save(body, client.test.pixels.numpy())
+    answer = post(f"http://127.0.0.1:{port}", body.getvalue())
+    server.join(timeout=10)
+    assert json.loads(answer) == logits(world, client, client.test.pixels).argmax(1).tolist()
+
+
+def post(url: str, body: bytes) -> bytes:
     for _ in range(300):
         try:
-            answer = urllib.request.urlopen(server, body.getvalue(), timeout=10).read()
-            break
-        except OSError:  # it is still importing torch
+            with urllib.request.urlopen(url, body, timeout=10) as answer:
+                return bytes(answer.read())
+        except urllib.error.URLError:  # it is still loading the program
             time.sleep(0.1)
-    assert json.loads(answer) == logits(world, client, client.test.pixels).argmax(1).tolist()
+    raise AssertionError("the server did not answer")
 
 
 def test_the_documents_use_of_weights(

@@ -21,7 +21,9 @@ ROUNDS = 12
 
 
 def recipe() -> Recipe:
-    return small("mapl+", rounds=ROUNDS, method={"warmup": 4}, checkpoint={"every": 2}, train={"reset": False})
+    """One cheap architecture, so that MAPL+ mixes everything; optimisers that live on, so that they are saved too."""
+    over = {"model": {"backbones": ["mlp"]}, "method": {"warmup": 4}, "train": {"reset": False}}
+    return small("mapl+", rounds=ROUNDS, checkpoint={"every": 2}, **over)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def test_killed_at_a_random_moment_and_resumed(repetition, whole, tmp_path):
         at = draw.randrange(ROUNDS - 1)
         while lines(tmp_path / "run") <= at and child.is_alive():
             time.sleep(0.001)
-    time.sleep(draw.uniform(0, 0.15))
+    time.sleep(draw.uniform(0, 0.1))
     child.kill()
     child.join()
     go_on(tmp_path / "run")
@@ -90,7 +92,7 @@ def dying(folder: Path, name: str, moment: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "half", "after"])
-@pytest.mark.parametrize("name", ["clients.json", "recipe.toml", "000002-", "000006-", f"{ROUNDS:06d}-"])
+@pytest.mark.parametrize("name", ["clients.json", "recipe.toml", "000002-", f"{ROUNDS:06d}-"])
 def test_killed_while_a_file_is_written(name, moment, whole, tmp_path):
     child = in_child(dying, tmp_path / "run", name, moment)
     child.join()

@@ -37,7 +37,9 @@ def by_hand(client: Client, world: World, weights: Tensor, heard: list[int]) -> 
 
 
 @pytest.mark.parametrize("method", ["mapl", "mapl+"])
-@pytest.mark.parametrize(("round", "learn", "head"), [(2, True, False), (3, True, True), (9, True, True), (9, False, False)])
+@pytest.mark.parametrize(
+    ("round", "learn", "head"), [(2, True, False), (3, True, True), (9, True, True), (9, False, False)]
+)
 def test_a_letter_holds_what_the_paper_says_and_nothing_else(method, round, learn, head):
     world = build_world(small(method, method={"warmup": 3, "learn_graph": learn}))
     for client in world.clients:
@@ -256,7 +258,9 @@ def test_letters_change_the_models():
 # Losses
 
 
-@pytest.mark.parametrize("terms", [[], ["contrastive"], ["prototype", "uniformity"], ["contrastive", "prototype", "uniformity"]])
+@pytest.mark.parametrize(
+    "terms", [[], ["contrastive"], ["prototype", "uniformity"], ["contrastive", "prototype", "uniformity"]]
+)
 @pytest.mark.parametrize("form", ["released", "paper"])
 def test_the_ablation_of_the_loss_terms(terms, form):
     world = build_world(small(method={"terms": terms, "form": form}))

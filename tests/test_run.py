@@ -180,7 +180,9 @@ def test_an_observers_own_trouble_is_not_taken_for_a_full_disk(tmp_path):
 def test_a_run_that_exists_is_not_overwritten_unless_asked(tmp_path):
     mapl.run(small(), tmp_path / "run")
     before = written(tmp_path / "run")
-    with pytest.raises(MaplError, match=r"'.*run' exists already; resume it, choose another --name, or give --overwrite"):
+    with pytest.raises(
+        MaplError, match=r"'.*run' exists already; resume it, choose another --name, or give --overwrite"
+    ):
         mapl.run(small(seed=1), tmp_path / "run")
     assert written(tmp_path / "run") == before
     mapl.run(small(seed=1), tmp_path / "run", overwrite=True)

@@ -85,7 +85,7 @@ def without_seconds(folder: Path) -> tuple[list[dict[str, str]], bytes]:
 
 @pytest.mark.parametrize("from_the_start", [True, False], ids=["logged", "logged only when resumed"])
 def test_a_killed_and_resumed_run_has_the_tables_of_an_unbroken_one(tmp_path: Path, from_the_start: bool) -> None:
-    recipe = small(rounds=5, checkpoint={"every": 2})
+    recipe = small(rounds=4, checkpoint={"every": 2})
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     mapl.run(recipe, whole, observers=open_writers(["csv"], whole))
 

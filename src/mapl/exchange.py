@@ -27,8 +27,8 @@ def _between_peers(
     method: Method[Any], clients: Sequence[Client], topology: Topology, post: Post, round: int
 ) -> Iterator[tuple[Client, Inbox]]:
     requests = {c.id: method.wants(c, round, reachable(c, None, topology, round)) for c in clients}
-    wanted = torch.unique(torch.cat(list(requests.values()))).tolist()
-    letters = {i: method.letter(clients[i], round) for i in wanted}
+    wanted = set(torch.unique(torch.cat(list(requests.values()))).tolist())
+    letters = {c.id: method.letter(c, round) for c in clients if c.id in wanted}
     inboxes = post.deliver(letters, requests)
     for client in clients:
         yield client, inboxes[client.id]
@@ -44,7 +44,9 @@ def _through_server(
 ) -> Iterator[tuple[Client, Inbox]]:
     requests = {c.id: method.wants(c, round, reachable(c, server, topology, round)) for c in clients}
     writers = [c for c in clients if len(requests[c.id])]
-    opened = round == 0 and _open(method, writers, server, post)
+    opened = _opens(method, round) and bool(writers)
+    if opened:
+        _open(method, writers, server, post)
     letters = {c.id: method.letter(c, round) for c in writers}
     asked = {server.id: torch.tensor(sorted(letters), dtype=torch.long)}
     inbox = post.deliver(letters, asked, same_round=opened)[server.id]
@@ -62,16 +64,18 @@ def _through_server(
             yield client, inboxes[client.id]
 
 
-def _open(method: Centralised[Any], clients: Sequence[Client], server: Server, post: Post) -> bool:
-    """The letters that some methods exchange once, in the first round; whether this one does."""
-    opening = method.opening(server) if clients else None
-    if opening is None:
-        return False
-    to_all = post.deliver({server.id: opening}, {c.id: torch.tensor([server.id]) for c in clients})
+def _opens(method: Centralised[Any], round: int) -> bool:
+    return method.opens and round == 0
+
+
+def _open(method: Centralised[Any], clients: Sequence[Client], server: Server, post: Post) -> None:
+    """The letters that some methods exchange once: one to each client, one from it."""
+    to_all = post.deliver(
+        {server.id: method.opening(server)}, {c.id: torch.tensor([server.id], dtype=torch.long) for c in clients}
+    )
     answers = {c.id: method.answer(c, to_all[c.id]) for c in clients}
     asked = torch.tensor(sorted(answers), dtype=torch.long)
     method.settle(server, post.deliver(answers, {server.id: asked}, same_round=True)[server.id])
-    return True
 
 
 def reachable(client: Client, server: Server | None, topology: Topology, round: int) -> Tensor:
@@ -84,6 +88,8 @@ def reachable(client: Client, server: Server | None, topology: Topology, round: 
 def letters_ahead(
     method: Method[Any], clients: Sequence[Client], server: Server | None, topology: Topology, round: int
 ) -> int:
-    """How many letters this round will carry (without a method's opening)."""
+    """How many letters this round will carry."""
     asked = sum(len(method.wants(c, round, reachable(c, server, topology, round))) for c in clients)
-    return asked if server is None else 2 * asked
+    if isinstance(method, Centralised):  # there and back, and before that an opening and its answer
+        return 4 * asked if _opens(method, round) else 2 * asked
+    return asked

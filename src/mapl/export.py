@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -221,8 +222,9 @@ def _exported(client: Client, model: Classifier, dtype: torch.dtype) -> torch.ex
     images = images if dtype == torch.uint8 else images / 255
     who = f"client {client.id} (backbone {client.backbone!r})"
     try:
-        # Two images, because a batch of one would be taken for a constant.
-        program = torch.export.export(model, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        with redirect_stderr(io.StringIO()):  # where torch prints pages about what it cannot do
+            # Two images, because a batch of one would be taken for a constant.
+            program = torch.export.export(model, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
         ours, theirs = model(images), program.module()(images)
     except Exception as error:  # torch.export has no common class for what it cannot do
         raise MaplError(f"{who} cannot be exported: {_sentence(error)}") from error
@@ -232,7 +234,7 @@ def _exported(client: Client, model: Classifier, dtype: torch.dtype) -> torch.ex
 
 
 def _sentence(error: Exception) -> str:
-    """The first line of what torch said; the rest is for those who debug torch."""
+    """The beginning of what torch said; the rest is for those who debug torch."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2]) if lines else type(error).__name__
 

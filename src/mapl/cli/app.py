@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from mapl.cli import demo, look, runs
+from mapl.cli import data, demo, export, look, runs
 from mapl.errors import MaplError
 
 app = typer.Typer(
@@ -26,6 +26,8 @@ app.command("compare")(look.compare_command)
 app.command("report")(look.report_command)
 app.command("list")(look.list_command)
 app.command("show")(look.show_command)
+app.command("export")(export.export_command)
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

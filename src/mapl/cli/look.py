@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ import mapl.backbones
 import mapl.data.sources
 import mapl.methods
 import mapl.paper
+import mapl.writers
 from mapl.cli.runs import (
     ClientsOption,
     DataOption,
@@ -50,7 +52,8 @@ def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps([arm.as_dict() for arm in arms], indent=1))
     else:
-        Console().print(table(arms))
+        # A pipe has no width to fit in: wrapped cells would be of no use to whoever reads it.
+        Console(width=None if sys.stdout.isatty() else 180).print(table(arms))
 
 
 def table(arms: Sequence[Arm]) -> Table:
@@ -113,11 +116,12 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "scenarios": lambda: {str(number): text for number, text in SCENARIOS.items()},
     "topologies": lambda: _listed(dict(TOPOLOGIES)),
     "paper": mapl.paper.listing,
+    "writers": lambda: _listed(known(mapl.writers)),
 }
 
 
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, backbones, data, scenarios, topologies or paper.")],
+    what: Annotated[str, typer.Argument(help="methods, backbones, data, scenarios, topologies, writers or paper.")],
     as_json: JsonOption = False,
 ) -> None:
     """List what can be named in a recipe."""

@@ -16,6 +16,7 @@ from mapl.history import Record, load_recipe
 from mapl.paper import resolve
 from mapl.recipe import Provenance, Recipe, Tree, assignment, compose, merge, read
 from mapl.run import resume, run
+from mapl.writers import open_writers
 
 RecipeArgument = Annotated[
     Path | None, typer.Argument(help="A recipe file (TOML) or paper:CELL (mapl list paper); without it, digits.")
@@ -35,6 +36,10 @@ SetOption = Annotated[
         "--set", help="Any setting, as key=value: --set method.graph.beta=0.2. May be repeated.", metavar="KEY=VALUE"
     ),
 ]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option("--log", help="Also write for other programs (mapl list writers). May be repeated.", metavar="NAME"),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 
 
@@ -51,6 +56,7 @@ def run_command(
     name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     out: Annotated[Path, typer.Option(help="Folder that the run's folder is made in.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of that name.")] = False,
+    log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train: carry out a recipe, round by round, into runs/<name>.
@@ -63,19 +69,22 @@ def run_command(
     made, _ = from_command_line(recipe, options, settings or [])
     folder = out / made.title()
     with Interrupt() as interrupt, progress(made.rounds, as_json) as observer:
-        record = run(made, folder, observers=[observer], stop=interrupt, overwrite=overwrite)
+        observers = [observer, *open_writers(log or [], folder)]
+        record = run(made, folder, observers=observers, stop=interrupt, overwrite=overwrite)
     conclude(record, as_json)
 
 
 def resume_command(
     folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
     rounds: Annotated[int | None, typer.Option(help="Go on to this many rounds, more than the recipe has.")] = None,
+    log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint."""
     total = rounds or load_recipe(folder).rounds
     with Interrupt() as interrupt, progress(total, as_json) as observer:
-        record = resume(folder, rounds=rounds, observers=[observer], stop=interrupt, warn=_warn)
+        observers = [observer, *open_writers(log or [], folder)]
+        record = resume(folder, rounds=rounds, observers=observers, stop=interrupt, warn=_warn)
     conclude(record, as_json)
 
 

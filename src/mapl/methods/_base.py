@@ -87,6 +87,8 @@ class Centralised(Method[S]):
 
     personal: ClassVar[bool] = False
     """Whether the server writes a letter of its own to each client, or the same to all."""
+    opens: ClassVar[bool] = False
+    """Whether the server writes to all clients once, in the first round, before they write to it."""
 
     def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
         """The server's letter; `neighbours` is the server alone, or nobody."""
@@ -100,9 +102,9 @@ class Centralised(Method[S]):
         """What the server writes back: the aggregate, unless a method has something personal to say."""
         return server.letter(round, aggregate)
 
-    def opening(self, server: Server) -> Letter | None:
-        """What the server writes to all clients once, before the first round; by default nothing."""
-        return None
+    def opening(self, server: Server) -> Letter:
+        """What the server writes to all clients once, where the method `opens`."""
+        raise TypeError(f"{type(self).__name__} opens but writes no letter: give it an opening() method")
 
     def answer(self, client: Client, inbox: Inbox) -> Letter:
         """What a client writes back to the server's opening letter."""

@@ -13,8 +13,16 @@ from mapl.data.dataset import DataSettings
 from mapl.plugins import find
 
 Image = tuple[int, int, int]
+SYNTHETIC = "synthetic"
+"""The name of images that are drawn, for a server that has none."""
 MOST_IMAGES = 2000
 BATCH = 100
+
+
+def check_source(source: str) -> None:
+    """Refuse a name that no images go by."""
+    if source != SYNTHETIC:
+        find("data set", source, mapl.data.sources)
 
 
 def encoder(image: Image, latent: int) -> nn.Sequential:
@@ -25,7 +33,7 @@ def encoder(image: Image, latent: int) -> nn.Sequential:
 def trained_encoder(image: Image, latent: int, source: str, epochs: int, seed: int) -> nn.Sequential:
     """The first half of an autoencoder that reproduces the source's images (mean squared error)."""
     draw = torch.Generator().manual_seed(seed)
-    images = synthetic(image, draw) if source == "synthetic" else published(source, image)
+    images = synthetic(image, draw) if source == SYNTHETIC else published(source, image)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = encoder(image, latent)

@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mapl.client import Client
-from mapl.methods._base import Method, S
+from mapl.methods._base import Centralised, Method, S
 from mapl.methods._mixing import flatten, load_flat
+from mapl.network import Inbox, Letter
 
 
 class Plain(Method[S]):
@@ -17,6 +18,22 @@ class Plain(Method[S]):
 
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"cross_entropy": cross_entropy(client.model(images), labels)}
+
+
+class WholeModels(Plain[S], Centralised[S]):
+    """Plain training; whole models go to the server, and what comes back takes their place.
+
+    Letter, both ways: backbone and head (θ + φ) as one vector `model`, batch-normalisation statistics included.
+    """
+
+    homogeneous = True
+
+    def letter(self, client: Client, round: int) -> Letter:
+        return client.letter(round, {"model": classifier(client)}, client.architecture)
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        if len(inbox):
+            load_classifier(client, inbox.tensor("model")[0])
 
 
 def classifier(client: Client) -> Tensor:

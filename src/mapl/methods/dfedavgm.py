@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mapl.client import Client
 from mapl.methods._base import MethodSettings
-from mapl.methods._mixing import insert, mixed, with_me
+from mapl.methods._mixing import alone, insert, mixed, with_me
 from mapl.methods._plain import Plain, classifier, load_classifier
 from mapl.network import Inbox, Letter
 
@@ -36,8 +36,7 @@ class DFedAvgM(Plain[DFedAvgMSettings]):
     homogeneous = True
 
     def prepare(self, client: Client) -> None:
-        client.state["weights"] = torch.zeros(client.size, dtype=torch.float64)
-        client.state["weights"][client.id] = 1
+        client.state["weights"] = alone(client)
         client.state["degree"] = torch.zeros(1, dtype=torch.int64)
 
     def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
@@ -50,13 +49,14 @@ class DFedAvgM(Plain[DFedAvgMSettings]):
         )
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        client.state["weights"].copy_(alone(client))
         if not len(inbox):
             return
         heard, me = with_me(client, inbox)
         degrees = inbox.tensor("degree").squeeze(1)
         row = 1 / (1 + torch.maximum(degrees, client.state["degree"]).double())
         weights = insert(row, 1 - row.sum(), me)
-        client.state["weights"].zero_()[heard] = weights
+        client.state["weights"][heard] = weights
         load_classifier(client, mixed(weights, insert(inbox.tensor("model"), classifier(client), me)))
 
     def weights(self, client: Client) -> Tensor:

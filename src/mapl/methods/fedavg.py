@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mapl.client import Client, Server
-from mapl.methods._base import Centralised, MethodSettings
+from mapl.client import Server
+from mapl.methods._base import MethodSettings
 from mapl.methods._mixing import weighted_mean
-from mapl.methods._plain import Plain, classifier, load_classifier
-from mapl.network import Inbox, Letter
+from mapl.methods._plain import WholeModels
+from mapl.network import Inbox
 
 __all__ = ["FedAvg"]
 
@@ -19,7 +19,7 @@ class FedAvgSettings(MethodSettings):
     name: str = "fedavg"
 
 
-class FedAvg(Plain[FedAvgSettings], Centralised[FedAvgSettings]):
+class FedAvg(WholeModels[FedAvgSettings]):
     """A server averages whole models, weighted by numbers of samples.
 
     Letter, both ways: backbone and head (θ + φ) as one vector `model`, batch-normalisation statistics included.
@@ -30,14 +30,6 @@ class FedAvg(Plain[FedAvgSettings], Centralised[FedAvgSettings]):
 
     name = "fedavg"
     Settings = FedAvgSettings
-    homogeneous = True
-
-    def letter(self, client: Client, round: int) -> Letter:
-        return client.letter(round, {"model": classifier(client)}, client.architecture)
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         return {"model": weighted_mean(inbox.samples, inbox.tensor("model"))}
-
-    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
-        if len(inbox):
-            load_classifier(client, inbox.tensor("model")[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mapl.client import Client, Server
 from mapl.errors import MaplError
-from mapl.methods._base import Centralised, MethodSettings
-from mapl.methods._encoder import encoder, trained_encoder
-from mapl.methods._mixing import flatten, load_flat
-from mapl.methods._plain import Plain, classifier, load_classifier
+from mapl.methods._base import MethodSettings
+from mapl.methods._encoder import check_source, encoder, trained_encoder
+from mapl.methods._mixing import flatten, load_flat, mixed
+from mapl.methods._plain import WholeModels
 from mapl.network import Inbox, Letter
 
 __all__ = ["FLT"]
@@ -34,7 +34,7 @@ class FLTSettings(MethodSettings):
     threshold: float = Field(1.0, gt=0, description="Two clients collaborate when their distance is below this.")
 
 
-class FLT(Plain[FLTSettings], Centralised[FLTSettings]):
+class FLT(WholeModels[FLTSettings]):
     """Once, a server finds out who is related to whom; then each client gets the average of its relations' models.
 
     Opening: the server sends an encoder that it trained on images of its own; a client answers with the k-means centres
@@ -51,12 +51,17 @@ class FLT(Plain[FLTSettings], Centralised[FLTSettings]):
 
     name = "flt"
     Settings = FLTSettings
-    homogeneous = True
     personal = True
+    opens = True
+
+    def prepare(self, client: Client) -> None:
+        # Before any work, not after: what it needs for its opening is there.
+        if find_spec("umap") is None:
+            raise MaplError("method 'flt' needs UMAP, which is not installed: pip install 'mapl[flt]'")
+        check_source(self.settings.encoder_data)
 
     def opening(self, server: Server) -> Letter:
         use = self.settings
-        _umap()  # say that it is missing before any work, not after
         made = trained_encoder(server.image, use.latent, use.encoder_data, use.encoder_epochs, _seed(server))
         return server.letter(0, {"encoder": flatten(made)})
 
@@ -79,20 +84,13 @@ class FLT(Plain[FLTSettings], Centralised[FLTSettings]):
         distance = distances(np.split(plane, np.cumsum(counts)[:-1]))
         server.state["related"] = torch.from_numpy(distance < self.settings.threshold)
 
-    def letter(self, client: Client, round: int) -> Letter:
-        return client.letter(round, {"model": classifier(client)}, client.architecture)
-
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         weights = server.state["related"].double() * inbox.samples
         weights = weights / weights.sum(dim=1, keepdim=True)
-        return {"models": (weights @ inbox.tensor("model").double()).float()}
+        return {"models": mixed(weights, inbox.tensor("model"))}
 
     def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
         return server.letter(round, {"model": aggregate["models"][client]})
-
-    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
-        if len(inbox):
-            load_classifier(client, inbox.tensor("model")[0])
 
 
 def distances(groups: list[np.ndarray]) -> np.ndarray:
@@ -107,20 +105,12 @@ def distances(groups: list[np.ndarray]) -> np.ndarray:
 
 
 def _plane(points: np.ndarray, seed: int) -> np.ndarray:
+    from umap import UMAP  # half a minute to import and compile, and only this method needs it
+
     few = len(points) < 10  # the spectral start needs more points than that
-    return np.asarray(
-        _umap()(
-            n_neighbors=min(15, len(points) - 1), init="random" if few else "spectral", random_state=seed, n_jobs=1
-        ).fit_transform(points)
-    )
-
-
-def _umap() -> Any:
-    try:
-        from umap import UMAP
-    except ImportError as error:
-        raise MaplError("method 'flt' needs UMAP, which is not installed: pip install 'mapl[flt]'") from error
-    return UMAP
+    start = "random" if few else "spectral"
+    umap = UMAP(n_neighbors=min(15, len(points) - 1), init=start, random_state=seed, n_jobs=1)
+    return np.asarray(umap.fit_transform(points))
 
 
 def _seed(node: Client | Server) -> int:

@@ -13,7 +13,7 @@ from mapl.client import Client
 from mapl.graph import GraphSettings, learn_weights
 from mapl.losses import Form, prototype_contrastive, prototype_uniformity, supervised_contrastive
 from mapl.methods._base import Method, MethodSettings
-from mapl.methods._mixing import insert, mixed, with_me
+from mapl.methods._mixing import alone, insert, mixed, with_me
 from mapl.network import Inbox, Letter
 
 __all__ = ["Mapl"]
@@ -63,8 +63,7 @@ class Mapl(Method[MaplSettings]):
     augmentation = "contrastive"
 
     def prepare(self, client: Client) -> None:
-        client.state["weights"] = torch.zeros(client.size, dtype=torch.float64)
-        client.state["weights"][client.id] = 1
+        client.state["weights"] = alone(client)
         client.state["samples"] = torch.zeros(client.size, dtype=torch.int64)
         client.state["samples"][client.id] = client.samples
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from mapl.client import Client, Server
 from mapl.graph import head_similarity
 from mapl.methods._base import Centralised, MethodSettings
-from mapl.methods._mixing import flatten, load_flat, weighted_mean
+from mapl.methods._mixing import flatten, load_flat, mixed, weighted_mean
 from mapl.methods._plain import Plain
 from mapl.network import Inbox, Letter
 
@@ -55,7 +55,7 @@ class PFedSim(Plain[PFedSimSettings], Centralised[PFedSimSettings]):
             names = ("backbone", "head.weight", "head.bias")
             return {name: weighted_mean(inbox.samples, inbox.tensor(name)) for name in names}
         weights = personal_weights(inbox.tensor("head.weight"))
-        return {"backbones": (weights @ inbox.tensor("backbone").double()).float()}
+        return {"backbones": mixed(weights, inbox.tensor("backbone"))}
 
     def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
         if round < self.settings.warmup:

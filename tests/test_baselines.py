@@ -1,0 +1,232 @@
+"""How each baseline averages: against sums in float64 over what the clients had before the exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import small
+from mapl.exchange import exchange
+from mapl.methods.pfedsim import personal_weights
+from mapl.network import Post
+from mapl.round import play_round
+from mapl.world import World, build_world
+
+# Four clients of one architecture (with batch normalisation) and with different numbers of images and of batches.
+UNEQUAL: dict[str, Any] = {
+    "model": {"backbones": ["cnn"]},
+    "partition": {"scenario": 3, "shots_range": [1, 9]},
+    "train": {"batch": 4},
+}
+Snapshot = list[dict[str, Tensor]]
+
+
+def prepared(name: str, /, **over: Any) -> World:
+    """A world that has trained one round, so that there is something to share, and whose models differ a lot."""
+    world = build_world(small(name, **{**UNEQUAL, **over}))
+    for client in world.clients:
+        world.engine.train(client, 0)
+        draw = torch.Generator().manual_seed(client.id)
+        for name, tensor in client.model.state_dict().items():
+            if tensor.is_floating_point():
+                centre = client.id if name.startswith(("backbone", "head.bias")) else 0
+                tensor.copy_(torch.rand(tensor.shape, generator=draw) - 0.1 + centre)
+            else:
+                tensor.fill_(10 + client.id)
+    return world
+
+
+def snapshot(world: World) -> Snapshot:
+    return [{k: v.clone() for k, v in c.model.state_dict().items()} for c in world.clients]
+
+
+def swap(world: World, round: int) -> None:
+    """The exchange of a round, without its training."""
+    for client, inbox in exchange(world.method, world.clients, world.server, world.topology, Post(world.ledger), round):
+        world.method.absorb(client, round, inbox)
+
+
+def assert_mixed(world: World, before: Snapshot, rows: Sequence[Sequence[float]], parts: tuple[str, ...]) -> None:
+    """Tensors of `parts` are Σ_j rows[i][j] · (what client j had); all others, and all counters, are as they were."""
+    assert all(math.isclose(sum(row), 1) for row in rows)
+    for client, row in zip(world.clients, rows, strict=True):
+        for name, tensor in client.model.state_dict().items():
+            if name.startswith(parts) and tensor.is_floating_point():
+                expected = sum(w * had[name].double() for w, had in zip(row, before, strict=True))
+                assert torch.allclose(tensor.double(), expected, rtol=1e-5, atol=1e-5), name
+            else:
+                assert torch.equal(tensor, before[client.id][name]), name
+    mixed = [name for name in before[0] if name.startswith(parts)]
+    assert ("backbone" in parts) == any(name.endswith("running_var") for name in mixed)
+    assert ("backbone" in parts) == any(name.endswith("num_batches_tracked") for name in mixed)
+
+
+def by_samples(world: World) -> list[float]:
+    samples = [len(c.train) for c in world.clients]
+    assert len(set(samples)) == 4
+    return [n / sum(samples) for n in samples]
+
+
+def by_batches(world: World) -> list[float]:
+    batches = [len(c.train) // 4 for c in world.clients]
+    assert [b / sum(batches) for b in batches] != by_samples(world)
+    return [b / sum(batches) for b in batches]
+
+
+WHOLE, HEAD, BACKBONE = ("backbone", "head"), ("head",), ("backbone",)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "weights", "parts"),
+    [
+        pytest.param("fedavg", {}, by_samples, WHOLE, id="fedavg"),
+        pytest.param("fedsim", {}, by_batches, HEAD, id="fedsim"),
+        pytest.param("fedclassavg", {"contrast": "port"}, by_samples, HEAD, id="fedclassavg-port"),
+        pytest.param("fedclassavg", {"contrast": "original"}, by_samples, HEAD, id="fedclassavg-original"),
+        pytest.param("pfedsim", {"warmup": 4}, by_samples, WHOLE, id="pfedsim-warm-up"),
+    ],
+)
+@pytest.mark.parametrize("round", [0, 3])
+def test_one_average_for_all(method, settings, weights, parts, round):
+    world = prepared(method, method=settings)
+    before = snapshot(world)
+    swap(world, round)
+    assert_mixed(world, before, [weights(world)] * 4, parts)
+
+
+def test_fedsim_counts_the_batches_of_its_epochs():
+    """Twice the epochs are twice the batches of everybody: the weights are the same."""
+    world = prepared("fedsim", train={"batch": 4, "epochs": 2})
+    before = snapshot(world)
+    swap(world, 0)
+    assert_mixed(world, before, [by_batches(world)] * 4, HEAD)
+
+
+# pFedSim
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
+
+
+def pfedsim_rows(before: Snapshot) -> list[list[float]]:
+    """ω_ij ∝ −ln(1 − φ_ij) with φ_ij = max(0, mean over classes of the cosine of rows), φ_ii = 0.9999."""
+    heads = [had["head.weight"].double() for had in before]
+    rows = []
+    for i, mine in enumerate(heads):
+        similarity = [
+            0.9999 if i == j else max(0.0, sum(cosine(a, b) for a, b in zip(mine, other, strict=True)) / len(mine))
+            for j, other in enumerate(heads)
+        ]
+        logs = [-math.log(1 - s) for s in similarity]
+        rows.append([value / sum(logs) for value in logs])
+    return rows
+
+
+@pytest.mark.parametrize("round", [2, 5])
+def test_pfedsim_mixes_backbones_by_the_similarity_of_heads_and_leaves_heads_at_home(round):
+    world = prepared("pfedsim", method={"warmup": 2})
+    before = snapshot(world)
+    rows = pfedsim_rows(before)
+    assert all(row[i] < 0.9 for i, row in enumerate(rows))  # or it would say little about the others' share
+    assert len({f"{w:.6f}" for row in rows for w in row}) > 4
+    swap(world, round)
+    assert_mixed(world, before, rows, BACKBONE)
+
+
+def test_pfedsim_gives_nothing_to_heads_that_point_elsewhere_and_survives_equal_ones():
+    one = torch.rand(10, 12)
+    weights = personal_weights(torch.stack([one, -one, one.clone()]))
+    assert torch.allclose(weights, torch.tensor([[0.5, 0, 0.5], [0, 1, 0], [0.5, 0, 0.5]], dtype=torch.float64))
+    assert torch.equal(personal_weights(torch.zeros(2, 10, 12)), torch.eye(2, dtype=torch.float64))
+
+
+# DFedAvgM
+
+
+def star(clients: int, round: int, settings: object, seed: int) -> list[tuple[int, int]]:
+    """Client 0 in the middle, and 2 and 3 know each other."""
+    return [(0, 1), (0, 2), (0, 3), (2, 3)]
+
+
+def comes_and_goes(clients: int, round: int, settings: object, seed: int) -> list[tuple[int, int]]:
+    """A line, then client 3 alone, then everybody."""
+    return [[(0, 1), (1, 2), (2, 3)], [(0, 1), (0, 2)], []][round % 3]
+
+
+def metropolis(world: World, round: int) -> list[list[float]]:
+    """w_ij = 1 / (1 + max(d_i, d_j)) for neighbours, and what is left for itself."""
+    near = [set(world.topology.neighbours(round, i).tolist()) for i in range(4)]
+    rows = [[1 / (1 + max(len(near[i]), len(near[j]))) if j in near[i] else 0 for j in range(4)] for i in range(4)]
+    for i, row in enumerate(rows):
+        row[i] = 1 - sum(row)
+    return rows
+
+
+def matrix(world: World) -> Tensor:
+    return torch.stack([world.method.weights(c) for c in world.clients])
+
+
+@pytest.mark.parametrize("topology", ["full", "ring", "test_baselines:star", "none"])
+def test_dfedavgm_mixes_whole_models_with_metropolis_hastings_weights(topology):
+    world = prepared("dfedavgm", network={"topology": {"name": topology}})
+    before = snapshot(world)
+    swap(world, 0)
+    rows = metropolis(world, 0)
+    if topology == "full":
+        assert rows == [[0.25] * 4] * 4
+    if topology.endswith("star"):
+        assert len({row[i] for i, row in enumerate(rows)}) == 3  # 1/4, 3/4 and 1 − 1/4 − 1/3
+    assert_mixed(world, before, rows, WHOLE)
+    weights = matrix(world)
+    assert torch.allclose(weights, torch.tensor(rows, dtype=torch.float64))
+    assert torch.allclose(weights, weights.T)
+    assert torch.allclose(weights.sum(0), torch.ones(4, dtype=torch.float64))
+    assert torch.allclose(weights.sum(1), torch.ones(4, dtype=torch.float64))
+
+
+def test_dfedavgm_keeps_the_mean_of_all_models():
+    """What a doubly stochastic matrix is for."""
+    world = prepared("dfedavgm", network={"topology": {"name": "test_baselines:star"}})
+    means = [sum(had[k].double() for had in snapshot(world)) / 4 for k in ("backbone.0.0.weight", "head.bias")]
+    for t in range(3):
+        swap(world, t)
+    after = [sum(had[k].double() for had in snapshot(world)) / 4 for k in ("backbone.0.0.weight", "head.bias")]
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(means, after, strict=True))
+
+
+def test_dfedavgm_on_a_topology_that_changes_records_the_matrix_of_each_round():
+    """A client that nobody reaches in a round mixes with nobody, whatever its row was before."""
+    topology = {"name": "test_baselines:comes_and_goes", "every": 1}
+    world = build_world(small("dfedavgm", **UNEQUAL, network={"topology": topology}))
+    for t in range(3):
+        play_round(world, t)
+        assert torch.allclose(matrix(world), torch.tensor(metropolis(world, t), dtype=torch.float64))
+    assert torch.equal(matrix(world), torch.eye(4, dtype=torch.float64))
+    assert [line.messages for line in world.rounds] == [6, 4, 0]
+
+
+def test_dfedavgm_trains_by_heavy_ball_momentum_that_starts_anew_each_round():
+    """v ← 0.9 v + g, x ← x − η v, with v = 0 at the beginning of a round (its paper's update)."""
+    train = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05, "batch": 4}
+    alone = {"network": {"topology": {"name": "none"}}}
+    world = build_world(small("dfedavgm", **{**UNEQUAL, "train": train}, **alone))
+    client = world.clients[0]
+    weight = client.model.head.weight
+    path, slopes = [weight.detach().double().clone()], []
+    weight.register_hook(lambda grad: slopes.append(grad.double().clone()))
+    for t in range(2):
+        world.engine.train(client, t)
+        steps = len(slopes) // (t + 1)
+        expected, velocity = path[-1], torch.zeros_like(path[-1])
+        for slope in slopes[-steps:]:
+            velocity = 0.9 * velocity + slope
+            expected = expected - 0.05 * velocity
+        assert steps > 2
+        assert torch.allclose(weight.double(), expected, atol=1e-6)
+        path.append(weight.detach().double().clone())

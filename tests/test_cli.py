@@ -1,0 +1,252 @@
+"""Every command does what it says, speaks plainly when piped, JSON when asked, and one sentence when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import mapl
+from conftest import command, in_child, small, stop_after, written
+from mapl.cli import main
+from mapl.cli.app import app
+from mapl.recipe import read, to_toml, validated
+
+QUICK = ["--clients", "4", "--rounds", "2", "--set", "partition.shots=2", "--set", "evaluate.every=1"]
+
+
+def cli(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(capsys, monkeypatch, *arguments: str | Path) -> str:
+    """What the command prints to standard error when it exits with status 2."""
+    monkeypatch.setattr(sys, "argv", ["mapl", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+# run and resume
+
+
+def test_run_says_how_it_goes_and_what_came_of_it():
+    lines = cli("run", *QUICK).splitlines()
+    assert lines[0].startswith("round 1/2  accuracy ")
+    assert lines[1].startswith("round 2/2  accuracy ")
+    assert lines[1].endswith(" 0 s left")
+    record = mapl.load("runs/digits-s1-mapl-full-m4-seed0")
+    assert lines[2].startswith(
+        f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} over 4 clients after 2 rounds"
+    )
+    assert lines[3].startswith("24 messages, ")
+    assert "inside the true clusters" in lines[4]
+    assert lines[5].endswith("mapl report runs/digits-s1-mapl-full-m4-seed0")
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_a_long_run_prints_about_ten_lines():
+    out = cli("run", *QUICK, "--rounds", "25", "--method", "local", "--set", "evaluate.every=5")
+    assert 10 <= sum(line.startswith("round ") for line in out.splitlines()) <= 13
+    assert "round 25/25" in out
+
+
+def test_every_option_reaches_the_recipe(tmp_path):
+    Path("my.toml").write_text("seed = 4\n[partition]\nshots = 2\ntest_shots = 3\n")
+    cli(
+        *("run", "my.toml", "--method", "mapl+", "--data", "digits", "--scenario", 2, "--clients", 3, "--rounds", 1),
+        *("--topology", "ring", "--name", "mine", "--out", "elsewhere", "--set", "method.graph.beta=0.2"),
+        *("--set", "model.backbones=['cnn']"),
+    )
+    recipe = mapl.load("elsewhere/mine").recipe
+    assert (recipe.method.name, recipe.method.graph.beta, recipe.partition.scenario) == ("mapl+", 0.2, 2)
+    assert (recipe.clients, recipe.rounds, recipe.seed, recipe.network.topology.name) == (3, 1, 4, "ring")
+    assert (recipe.partition.shots, recipe.model.backbones) == (2, ("cnn",))
+
+
+def test_a_method_set_twice_keeps_its_settings():
+    said = json.loads(cli("show", "--set", "method=mapl+", "--set", "method.warmup=3", "--json"))["recipe"]["method"]
+    assert (said["name"], said["warmup"]) == ("mapl+", 3)
+
+
+def test_json_lines():
+    lines = [json.loads(line) for line in cli("run", *QUICK, "--json").splitlines()]
+    assert [line["event"] for line in lines] == ["round", "round", "end"]
+    record = mapl.load(lines[-1]["folder"])
+    assert lines[-1]["accuracy"] == record.mean
+    assert lines[-1]["finished"]
+    assert sum(line["messages"] for line in lines[:2]) == lines[-1]["messages"] == record.messages
+    assert lines[1]["losses"].keys() == record.rounds[1].losses.keys()
+
+
+def test_resume_plays_again_what_came_after_the_checkpoint_and_can_go_further():
+    """The history is ahead of the checkpoint, as after a kill: the lines of the way back are printed all the same."""
+    recipe = small(rounds=6, checkpoint={"every": 2})
+    whole = mapl.run(recipe, "whole")
+    mapl.run(recipe, "run", stop=stop_after(2))
+    ahead = b"".join(line.line().encode() for line in whole.rounds[:5])
+    Path("run/history.jsonl").write_bytes(ahead)
+    out = cli("resume", "run")
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("round")] == ["3/6", "4/6", "5/6", "6/6"]
+    assert written(Path("run")) == written(Path("whole"))
+    assert "round 8/8" in cli("resume", "run", "--rounds", 8)
+    assert len(mapl.load("run").rounds) == 8
+
+
+def test_resume_names_a_damaged_checkpoint_on_standard_error():
+    mapl.run(small(), "run")
+    newest = max(Path("run/checkpoints").iterdir())
+    newest.write_bytes(b"nothing")
+    result = CliRunner().invoke(app, ["resume", "run"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert f"warning: checkpoint '{newest}' is damaged" in result.stderr
+
+
+def test_ctrl_c_finishes_the_round_saves_says_how_to_go_on_and_exits_with_130(tmp_path):
+    recipe = small(rounds=40, name="run", checkpoint={"every": 1000}, model={"backbones": ["mlp"]})
+    Path("recipe.toml").write_text(to_toml(recipe))
+    out = tmp_path / "out.txt"
+    child = in_child(command, ["run", str(tmp_path / "recipe.toml"), "--out", str(tmp_path)], out)
+    while not (out.exists() and "round 4/40" in out.read_text()) and child.is_alive():
+        time.sleep(0.005)
+    os.kill(child.pid, signal.SIGINT)
+    child.join()
+    assert child.exitcode == 130
+    done = len(mapl.load("run").rounds)
+    assert 4 <= done < 40
+    said = out.read_text()
+    assert "finishing this round, then saving" in said
+    assert f"stopped after round {done} of 40, saved in {tmp_path / 'run'}" in said
+    assert f"go on with: mapl resume {tmp_path / 'run'}" in said
+    assert [int(p.name[:6]) for p in Path("run/checkpoints").iterdir()] == [done]
+    mapl.resume("run", rounds=40)
+    mapl.run(recipe, "whole")
+    assert written(Path("run")) == written(Path("whole"))
+
+
+# compare, list, show
+
+
+def test_compare_prints_a_table_and_json():
+    mapl.run(small(), "runs/ours")
+    mapl.run(small(network={"topology": {"name": "none"}}), "runs/control")
+    out = cli("compare", "runs/ours", "runs/control")
+    assert "mapl, no letters" in out
+    assert "is the control" in out
+    arms = json.loads(cli("compare", "runs/ours", "runs/control", "--json"))
+    gain = mapl.load("runs/ours").mean - mapl.load("runs/control").mean
+    assert arms[0]["gain"]["mean"] == pytest.approx(gain)
+    assert arms[0]["messages"] == 36
+    assert "no control given" in cli("compare", "runs/ours")
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("methods", {"mapl", "mapl+", "local"}),
+        ("backbones", {"mlp", "cnn", "residual", "separable"}),
+        ("data", {"digits"}),
+        ("scenarios", {"1", "2", "3", "4"}),
+        ("topologies", {"full", "none", "ring", "file"}),
+    ],
+)
+def test_lists(what, names):
+    plain = cli("list", what).splitlines()
+    assert names <= {line.split()[0] for line in plain}
+    assert all(len(line.split(maxsplit=1)) == 2 for line in plain), "each has a sentence"
+    entries = json.loads(cli("list", what, "--json"))
+    assert [line.split()[0] for line in plain] == list(entries)
+
+
+def test_show_prints_a_recipe_that_loads_again_and_where_each_value_came_from():
+    Path("my.toml").write_text("seed = 4\n[method]\nname = 'mapl+'\nwarmup = 2\n")
+    out = cli("show", "my.toml", "--clients", 6, "--set", "network.letter_limit=123456")
+    Path("again.toml").write_text(out)
+    recipe = validated(read(Path("again.toml")), "again")
+    assert (recipe.seed, recipe.clients, recipe.method.name, recipe.method.warmup) == (4, 6, "mapl+", 2)
+    assert recipe.network.letter_limit == 123456
+    origins = {line.split(" = ")[0]: line.rpartition("# ")[2] for line in out.splitlines() if " = " in line}
+    assert origins["seed"] == "my.toml"
+    assert origins["clients"] == "command line"
+    assert origins["letter_limit"] == "command line"
+    assert origins["sharding"] == "data set digits"
+    assert origins["momentum"] == "default"
+    said = json.loads(cli("show", "my.toml", "--clients", 6, "--set", "network.letter_limit=123456", "--json"))
+    assert said["recipe"] == recipe.model_dump(mode="json")
+    assert said["provenance"]["clients"] == "command line"
+    assert cli("show", "again.toml").count("# again.toml") == sum(" = " in line for line in out.splitlines())
+
+
+def test_help_names_every_command():
+    out = cli("--help")
+    assert all(name in out for name in ("demo", "run", "resume", "compare", "report", "list", "show"))
+
+
+# What a person can get wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "--method", "mapel"], "unknown method 'mapel'; known: "),
+        (["run", "--data", "digit"], "Did you mean 'digits'?"),
+        (["run", "--topology", "rng", *QUICK], "Did you mean 'ring'?"),
+        (["run", "--set", "model.backbones=['cn']"], "unknown backbone 'cn'; known: "),
+        (["list", "method"], "unknown list 'method'; known: backbones, data, methods, "),
+        (["run", "missing.toml"], "there is no recipe 'missing.toml'"),
+        (["run", "bad.toml"], "recipe 'bad.toml' is not TOML: "),
+        (["run", "odd.toml"], "recipe (odd.toml): unknown key 'method.graph.bta'; known: beta,"),
+        (["run", "--set", "clients=many"], "recipe (command line): clients: got 'many', but it should be a valid integer"),
+        (["run", "--set", "clients"], "--set 'clients': write it as key=value, for example method.graph.beta=0.2"),
+        (["run", "--set", "evaluate.every=0"], "evaluate.every: got 0, but it should be greater than or equal to 1"),
+        (["run", "--set", "method.name=3"], "method: its name should be a string"),
+        (["run", "--set", "data.name=3"], "data.name: got 3, but it should be a valid string"),
+        (["run", "--set", "partition.clusters=11", "--clients", "20"], "got 11, but the data has 10 classes; take at most 10"),
+        (["run", "--method", "mapl+", "--set", "network.letter_limit=1000"], "network.letter_limit: got 1,000 bytes, but"),
+        (["run", "--set", "network.topology.degree=10", "--topology", "regular"], "topology.degree is 10, but with 10 "),
+        (["run", "--clients", "0"], "clients: got 0, but it should be greater than or equal to 1"),
+        (["run", "--name", "taken"], "'runs/taken' exists already; resume it, choose another --name, or give --overwrite"),
+        (["run", "--method", "nowhere:Name"], "cannot import 'nowhere' of the import path 'nowhere:Name'"),
+        (["resume", "nowhere"], "'nowhere' is not the folder of a run: it has no recipe.toml"),
+        (["compare", "nowhere"], "'nowhere' is not the folder of a run: it has no recipe.toml"),
+        (["show", "--scenario", "5"], "partition.scenario: got 5, but it should be 1, 2, 3 or 4"),
+    ],
+)  # fmt: skip
+def test_one_sentence_and_status_2(arguments, sentence, capsys, monkeypatch):
+    Path("bad.toml").write_text("[method\n")
+    Path("odd.toml").write_text("[method.graph]\nbta = 1\n")
+    Path("runs/taken").mkdir(parents=True)
+    Path("runs/taken/recipe.toml").touch()
+    error = refused(capsys, monkeypatch, *arguments)
+    assert error.startswith("error: ")
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_whose_checkpoints_are_all_damaged(capsys, monkeypatch):
+    mapl.run(small(), "run")
+    for path in Path("run/checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    error = refused(capsys, monkeypatch, "resume", "run")
+    assert "error: no checkpoint in 'run/checkpoints' is whole; start the run anew with --overwrite" in error
+    assert error.count("warning: checkpoint") == 2
+
+
+def test_a_wrong_option_is_typers_own_error(capsys, monkeypatch):
+    assert "No such option" in refused(capsys, monkeypatch, "run", "--rouns", "3")

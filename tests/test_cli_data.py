@@ -1,0 +1,174 @@
+"""`mapl data` finds, gets, checks and shows data sets."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from mapl import MaplError
+from mapl.cli.data import app
+from mapl.data.published import md5
+from mapl.data.sources.mnist import Mnist
+from test_data_sources import cinic, mnist
+
+
+def data(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A web folder on this machine with a small MNIST, which is the published one as far as anybody can tell."""
+    mnist(tmp_path / "web")
+    files = tmp_path / "web" / "MNIST" / "raw"
+    downloads = tuple(
+        replace(file, md5=md5(files / Path(file.path).name), urls=("http://127.0.0.1:1/never",))
+        for file in Mnist.published.downloads
+    )
+    layout = {file.path: file.md5 for file in downloads}
+    monkeypatch.setattr(Mnist, "published", replace(Mnist.published, layouts=(layout,), downloads=downloads))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    handler = functools.partial(QuietHandler, directory=files)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_list_says_what_is_found(tmp_path: Path) -> None:
+    mnist(tmp_path)
+    lines = {line.split()[0]: line for line in data("list", "--folder", tmp_path).splitlines()}
+    assert "found" in lines["mnist"]
+    assert "handwritten digits" in lines["mnist"]
+    assert "missing" in lines["cifar10"]
+    assert lines["digits"].split()[1] == "-"
+    found = json.loads(data("list", "--folder", tmp_path, "--json"))
+    assert found["folder"] == str(tmp_path)
+    assert found["data"]["mnist"]["files"] == "found"
+
+
+def test_get(tmp_path: Path, mirror: str) -> None:
+    folder = tmp_path / "data"
+    said = data("get", "mnist", "--folder", folder, "--mirror", mirror)
+    assert "train-images-idx3-ubyte.gz: 100 %" in said
+    assert f"mnist: 6 training and 3 test images of 28×28 pixels and 1 channel in 10 classes, in {folder}" in said
+    again = data("get", "mnist", "--folder", folder)
+    assert "100 %" not in again, "nothing is downloaded twice"
+    assert "train-images-idx3-ubyte.gz: checksum as published" in data("check", "mnist", "--folder", folder)
+
+
+def test_get_without_a_network(tmp_path: Path, mirror: str) -> None:
+    with pytest.raises(MaplError, match=r"put train-images-idx3-ubyte.gz, .* into '.*MNIST/raw' by hand, then run"):
+        data("get", "mnist", "--folder", tmp_path / "data", "--timeout", 0.5)
+
+
+def test_get_what_cannot_be_had() -> None:
+    assert "digits has nothing to download" in data("get", "digits")
+    with pytest.raises(MaplError, match=r"unknown data set 'mnits'.*Did you mean 'mnist'"):
+        data("get", "mnits")
+
+
+def test_check(tmp_path: Path) -> None:
+    mnist(tmp_path)
+    said = data("check", "mnist", "--folder", tmp_path)
+    assert "mnist: 6 training and 3 test images of 28×28 pixels" in said
+    assert "train-images-idx3-ubyte.gz: another checksum than the published one" in said
+    found = json.loads(data("check", "mnist", "--folder", tmp_path, "--json"))
+    assert found["train"] == [1, 1, 1, 0, 1, 1, 0, 0, 0, 1]
+    assert found["test"] == [0, 1, 1, 0, 0, 0, 0, 1, 0, 0]
+    assert found["image"] == [1, 28, 28]
+    with pytest.raises(MaplError, match="missing"):
+        data("check", "cifar10", "--folder", tmp_path)
+
+
+def test_check_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cinic(tmp_path)
+    said = data("check", "cinic10", "--folder", tmp_path)
+    assert [line for line in said.splitlines() if " %" in line] == [
+        f"reading cinic10: {10 * i} %" for i in range(1, 11)
+    ]
+    assert "airplane" in said
+    assert "no checksum published" in said
+
+
+def test_check_with_a_live_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cinic(tmp_path)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    app(["check", "cinic10", "--folder", str(tmp_path)], standalone_mode=False)
+    assert "40/40" in capsys.readouterr().out
+
+
+def test_check_ones_own(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3), np.uint8)
+    labels = np.arange(8) % 2
+    np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    assert "npz: 8 training and 8 test images of 4×4 pixels" in data("check", "npz", "--folder", tmp_path / "own.npz")
+
+
+def test_show() -> None:
+    said = data("show", "--clients", 4, "--scenario", 2, "--set", "partition.shots=3")
+    assert "training images of digits by client and class" in said
+    rows = json.loads(data("show", "--clients", 4, "--scenario", 2, "--set", "partition.shots=3", "--json"))
+    assert [row["cluster"] for row in rows] == [0, 0, 1, 1]
+    assert rows[0]["train"] == [3] * 7 + [0] * 3
+    assert rows[3]["train"] == [0] * 3 + [3] * 7
+
+
+def test_show_schemes_by_seed() -> None:
+    first, other = (
+        json.loads(
+            data("show", "--seed", seed, "--set", "partition.scheme=dirichlet", "--set", "partition.alpha=1", "--json")
+        )
+        for seed in (0, 1)
+    )
+    assert sum(sum(row["train"]) for row in first) == 1198
+    assert first != other
+
+
+def test_show_takes_a_recipe_and_a_folder(tmp_path: Path) -> None:
+    mnist(tmp_path)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('clients = 2\n[data]\nname = "mnist"\n[partition]\nscheme = "iid"\ntest_shots = "all"\n')
+    rows = json.loads(data("show", recipe, "--folder", tmp_path, "--json"))
+    assert [sum(row["train"]) for row in rows] == [3, 3]
+
+
+def test_show_draws(tmp_path: Path) -> None:
+    data("show", "--clients", 4, "--png", tmp_path / "who.png")
+    with Image.open(tmp_path / "who.png") as image:
+        assert image.format == "PNG"
+        assert min(image.size) > 300
+    with pytest.raises(MaplError, match="cannot be written"):
+        data("show", "--clients", 4, "--png", tmp_path / "nowhere" / "who.png")
+
+
+def test_show_many_classes(tmp_path: Path) -> None:
+    labels = np.arange(400) % 40
+    images = np.zeros((400, 4, 4), np.uint8)
+    np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    chosen = ("--data", "npz", "--folder", tmp_path / "own.npz", "--clients", 40, "--set", "partition.scheme=shards")
+    said = data("show", *chosen, "--set", "partition.test_shots=all", "--png", tmp_path / "who.png")
+    assert "classes" in said
+    assert " 39 " not in said.splitlines()[1]

@@ -1,0 +1,154 @@
+"""Comparisons: means and intervals over seeds, and what the letters bought against the twin without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from conftest import small
+from mapl import Recipe, Record
+from mapl.clusters import adjusted_rand, class_overlap, share_by_chance, share_inside
+from mapl.compare import Estimate, compare
+from mapl.history import ClientCard, Round, sparse_row
+
+ALONE = {"network": {"topology": {"name": "none"}}}
+
+
+def record(recipe: Recipe, accuracy: list[float], weights: torch.Tensor | None = None, messages: int = 0) -> Record:
+    cards = [ClientCard(i, i * 2 // len(accuracy), [i], 4, 5, "mlp", 100) for i in range(len(accuracy))]
+    rows = {} if weights is None else {i: sparse_row(row) for i, row in enumerate(weights)}
+    rounds = [
+        Round(0, {"cross_entropy": [1.0]}, [0.99] * len(accuracy), 0, 0, {}),
+        Round(1, {"cross_entropy": [0.5]}, accuracy, messages, 10 * messages, rows),
+    ]
+    return Record(Path("nowhere"), recipe, cards, rounds, [{"round": 0, "seconds": 1.0}, {"round": 1, "seconds": 2.0}])
+
+
+def seeds(accuracies: dict[int, float], **over: object) -> list[Record]:
+    name = str(over.pop("name", "mapl"))
+    return [record(small(name, seed=s, **over), [a - 0.1, a + 0.1]) for s, a in accuracies.items()]
+
+
+def test_the_interval_is_students_over_seeds():
+    values = [0.71, 0.69, 0.74, 0.70]
+    estimate = Estimate.of(values)
+    low, high = stats.t.interval(0.95, 3, loc=estimate.mean, scale=stats.sem(values))
+    assert estimate.mean == pytest.approx(sum(values) / 4)
+    assert (estimate.mean - estimate.interval, estimate.mean + estimate.interval) == pytest.approx((low, high))
+    assert estimate.text() == f"71.0 ± {100 * (high - low) / 2:.1f}"
+    assert Estimate.of([0.5]) == Estimate(0.5, None)
+    assert Estimate(0.012, None).text(sign="+") == "+1.2"
+
+
+def test_seeds_of_one_recipe_are_one_arm_in_the_order_given():
+    runs = [*seeds({0: 0.5}, name="local"), *seeds({0: 0.6, 1: 0.8, 2: 0.7})]
+    arms = compare(runs)
+    assert [(arm.label, arm.seeds) for arm in arms] == [("local", [0]), ("mapl", [0, 1, 2])]
+    assert arms[1].accuracy == Estimate.of([0.6, 0.8, 0.7])
+    assert arms[1].spread == pytest.approx(0.1)  # population: ±0.1 around each mean
+    assert (arms[1].rounds, arms[1].seconds) == (2, 3.0)
+
+
+def test_how_a_run_is_tested_saved_and_named_does_not_make_it_another_arm():
+    runs = [
+        *seeds({0: 0.5}),
+        record(small(seed=1, evaluate={"every": 3}, checkpoint={"every": 7}, name="x"), [0.5, 0.5]),
+        *seeds({2: 0.5}, evaluate={"moment": "mixed"}),
+    ]
+    assert [arm.seeds for arm in compare(runs)] == [[0, 1], [2]]
+
+
+def test_the_gain_pairs_by_seed_whatever_the_order_and_uses_only_seeds_that_both_have():
+    ours = seeds({0: 0.60, 1: 0.80, 2: 0.70, 3: 0.10})
+    control = seeds({2: 0.69, 0: 0.55, 1: 0.74, 9: 0.99}, **ALONE)
+    arm, twin = compare([*ours, *control])
+    paired = Estimate.of([0.05, 0.06, 0.01])
+    assert arm.gain.mean == pytest.approx(paired.mean)
+    assert arm.gain.interval == pytest.approx(paired.interval)
+    # A pairing by position, or the difference of the means, would be far away.
+    assert abs(arm.gain.mean - (arm.accuracy.mean - twin.accuracy.mean)) > 0.05
+    assert twin.is_control
+    assert twin.gain is None
+
+
+def test_a_seed_that_is_given_twice_counts_once():
+    runs = seeds({0: 0.6, 1: 0.8})
+    (arm,) = compare([*runs, *runs])
+    assert arm.accuracy == Estimate.of([0.6, 0.8])
+
+
+def test_without_a_control_there_is_no_gain():
+    others = [
+        seeds({0: 0.5}, partition={"shots": 4}, **ALONE),  # another recipe's control
+        seeds({1: 0.5}, **ALONE),  # another seed's
+        seeds({0: 0.5}, name="local"),
+        seeds({0: 0.5}, name="mapl+", **ALONE),  # MAPL is not MAPL+'s simpler twin, it is the other way round
+    ]
+    for other in others:
+        assert compare([*seeds({0: 0.6}), *other])[0].gain is None
+
+
+def test_mapl_plus_takes_mapls_control_unless_it_has_its_own():
+    plus, shared = seeds({0: 0.7}, name="mapl+"), seeds({0: 0.6}, **ALONE)
+    own = seeds({0: 0.65}, name="mapl+", **ALONE)
+    assert compare([*plus, *shared])[0].gain.mean == pytest.approx(0.1)
+    assert compare([*plus, *shared, *own])[0].gain.mean == pytest.approx(0.05)
+
+
+LABELS = {
+    "methods": ([{"name": "mapl"}, {"name": "mapl+"}, {"name": "local"}], ["mapl", "mapl+", "local"]),
+    "control": ([{}, ALONE], ["mapl", "mapl, no letters"]),
+    "topologies": ([{}, {"network": {"topology": {"name": "ring"}}}],
+                   ["mapl, network.topology.name=full", "mapl, network.topology.name=ring"]),
+    "scenarios": ([{}, {"partition": {"scenario": 2}}], ["mapl, scenario 1", "mapl, scenario 2"]),
+    "clients": ([{}, {"clients": 6}], ["mapl, 4 clients", "mapl, 6 clients"]),
+    "backbones": ([{}, {"model": {"backbones": ["cnn"]}}], ["mapl, 4 backbones", "mapl, one backbone"]),
+    "a setting": ([{}, {"method": {"warmup": 3}}], ["mapl, method.warmup=1", "mapl, method.warmup=3"]),
+    "same number of backbones": ([{"model": {"backbones": ["cnn"]}}, {"model": {"backbones": ["mlp"]}}],
+                                 ["mapl, one backbone, model.backbones=['cnn']",
+                                  "mapl, one backbone, model.backbones=['mlp']"]),
+    "local's topology": ([{"name": "local"}, {"name": "local", **ALONE}], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels_tell_arms_apart(case):
+    recipes, expected = LABELS[case]
+    labels = [arm.label for arm in compare([run for over in recipes for run in seeds({0: 0.5}, **over)])]
+    assert len(set(labels)) == len(recipes)
+    if expected is not None:
+        assert labels == expected
+
+
+def test_cost_and_recovered_clusters_are_means_over_seeds():
+    inside = torch.tensor([[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.5]]).double()
+    half = torch.full((4, 4), 0.25).double()
+    runs = [record(small(seed=s), [0.5] * 4, w, m) for s, w, m in ((0, inside, 10), (1, half, 30))]
+    (arm,) = compare(runs)
+    assert arm.inside == pytest.approx((1 + 1 / 3) / 2)
+    assert (arm.messages, arm.bytes) == (20, 200)
+    (alone,) = compare([record(small(**ALONE), [0.5] * 4)])
+    assert alone.inside is None
+
+
+def test_an_arm_as_a_dictionary_is_plain_data():
+    (arm,) = compare(seeds({0: 0.5, 1: 0.7}))
+    assert arm.as_dict()["accuracy"].keys() == {"mean", "interval"}
+    assert arm.as_dict()["seeds"] == [0, 1]
+
+
+def test_measures_of_recovered_clusters():
+    clusters = [0, 0, 0, 1, 1, 1]
+    same = torch.tensor([[float(a == b) for b in clusters] for a in clusters]).double()
+    uniform = torch.ones(6, 6).double()
+    assert share_inside(same, clusters) == 1
+    assert share_inside(1 - same, clusters) == 0
+    assert share_inside(uniform, clusters) == share_by_chance(clusters) == pytest.approx(2 / 5)
+    assert share_inside(torch.eye(6).double(), clusters) != share_inside(torch.eye(6).double(), clusters)  # NaN
+    assert adjusted_rand(same, clusters) == 1
+    assert adjusted_rand(1 - same, clusters) < 1
+    overlap = class_overlap([[0, 1], [1, 2], [5]])
+    assert overlap.tolist() == [[1, pytest.approx(1 / 3), 0], [pytest.approx(1 / 3), 1, 0], [0, 0, 1]]

@@ -1,0 +1,245 @@
+"""FLT: who is related to whom, found once from what the clients wrote, and averages over relations ever after.
+
+UMAP takes half a minute to import and compile: one test has the real one, the others a stand-in for its projection.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import mapl
+import mapl.methods._encoder as encoders
+import mapl.methods.flt as flt
+from conftest import play, small
+from mapl import Letter, MaplError
+from mapl.exchange import exchange
+from mapl.network import Ledger, Post
+from mapl.world import World, build_world
+
+OVER: dict[str, Any] = {"model": {"backbones": ["cnn"]}, "partition": {"scenario": 3, "shots_range": [2, 6]}}
+LATENT = 6
+
+
+@pytest.fixture
+def flat(monkeypatch):
+    """Two coordinates of the centres in place of UMAP's."""
+    monkeypatch.setattr(flt, "_plane", lambda points, seed: points[:, :2].astype(float))
+
+
+def recipe(**settings: Any) -> mapl.Recipe:
+    return small("flt", **OVER, method={"latent": LATENT, "encoder_epochs": 1, **settings})
+
+
+def written(monkeypatch) -> list[Letter]:
+    """Every letter that is delivered from now on."""
+    seen: list[Letter] = []
+    deliver = Post.deliver
+
+    def watched(self, letters, requests, **how):
+        seen.extend(letters.values())
+        return deliver(self, letters, requests, **how)
+
+    monkeypatch.setattr(Post, "deliver", watched)
+    return seen
+
+
+def brute_force(a: np.ndarray, b: np.ndarray) -> float:
+    """√(Σ‖·‖²) / K of the best of all ways to match the fewer points with as many of the others."""
+    few, many = sorted((a.tolist(), b.tolist()), key=len)
+    costs = [
+        sum(math.dist(p, q) ** 2 for p, q in zip(few, chosen, strict=True))
+        for chosen in itertools.permutations(many, len(few))
+    ]
+    return math.sqrt(min(costs)) / len(few)
+
+
+coordinate = st.floats(-10, 10, width=16)
+points = st.lists(st.tuples(coordinate, coordinate), min_size=1, max_size=4)
+
+
+@given(st.lists(points, min_size=1, max_size=4))
+def test_the_distance_of_two_clients_is_that_of_the_best_matching_of_their_centres(groups):
+    arrays = [np.array(group) for group in groups]
+    found = flt.distances(arrays)
+    for i, j in itertools.product(range(len(arrays)), repeat=2):
+        expected = brute_force(arrays[i], arrays[j]) if i != j else 0
+        assert found[i, j] == pytest.approx(expected, abs=1e-9)
+
+
+# The opening
+
+
+def test_a_client_answers_with_the_centres_of_its_encoded_images(flat, monkeypatch):
+    """k-means: each centre is the mean of the codes that are nearer to it than to any other."""
+    seen = written(monkeypatch)
+    world = play(recipe(), rounds=1)
+    opening, answers = seen[0], seen[1:5]
+    assert set(opening.tensors) == {"encoder"}
+    for client, answer in zip(world.clients, answers, strict=True):
+        codes = encode(opening.tensors["encoder"], client.train.pixels.double().flatten(1) / 255)
+        count = int(answer.tensors["count"])
+        assert count == len(client.train.labels.unique()) == 5
+        centres = answer.tensors["centres"][:count].double()
+        assert not answer.tensors["centres"][count:].any()
+        nearest = torch.cdist(codes, centres).argmin(1)
+        for k in range(count):
+            assert torch.allclose(codes[nearest == k].mean(0), centres[k], atol=1e-4)
+
+
+def encode(vector: Tensor, pixels: Tensor) -> Tensor:
+    """Two layers with a ReLU between, from the letter's one vector."""
+    first, bias, second, last = torch.split(vector.double(), [256 * 64, 256, LATENT * 256, LATENT])
+    hidden = torch.relu(pixels @ first.view(256, 64).T + bias)
+    return hidden @ second.view(LATENT, 256).T + last
+
+
+def test_relations_come_from_letters_alone(flat, monkeypatch):
+    seen = written(monkeypatch)
+    world = play(recipe(threshold=0.05), rounds=1)
+    centres = [a.tensors["centres"][: int(a.tensors["count"]), :2].numpy().astype(float) for a in seen[1:5]]
+    related = [[i == j or brute_force(a, b) < 0.05 for j, b in enumerate(centres)] for i, a in enumerate(centres)]
+    assert world.server.state["related"].tolist() == related
+    assert 0 < sum(map(sum, related)) - 4 < 12  # some are, some are not
+    # And again from the letters, in a world whose clients have lost their images.
+    other = build_world(recipe(threshold=0.05))
+    for client in other.clients:
+        client.train.pixels.zero_()
+    letters = {letter.sender: letter for letter in seen[1:5]}
+    inbox = Post(Ledger()).deliver(letters, {4: torch.arange(4)})[4]
+    other.method.settle(other.server, inbox)
+    assert other.server.state["related"].tolist() == related
+
+
+def test_clients_may_have_different_numbers_of_classes(flat):
+    over = {**OVER, "partition": {"scenario": 2, "clusters": 3, "overlap": 2, "shots": 3}}
+    world = play(small("flt", **over, clients=6, method={"latent": LATENT, "encoder_epochs": 1}), rounds=1)
+    assert len({len(c.train.labels.unique()) for c in world.clients}) > 1
+    related = world.server.state["related"]
+    assert torch.equal(related, related.T)
+    assert related.diagonal().all()
+
+
+# The average
+
+
+def test_each_client_gets_the_average_of_its_relations_weighted_by_samples():
+    world = build_world(recipe())
+    for client in world.clients:
+        for tensor in client.model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand(tensor.shape) + client.id)
+            else:
+                tensor.fill_(10 + client.id)
+    before = [{k: v.clone() for k, v in c.model.state_dict().items()} for c in world.clients]
+    related = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    world.server.state["related"] = torch.tensor(related, dtype=torch.bool)
+    samples = [len(c.train) for c in world.clients]
+    assert len(set(samples)) > 2
+    for client, inbox in exchange(world.method, world.clients, world.server, world.topology, Post(world.ledger), 1):
+        world.method.absorb(client, 1, inbox)
+    assert world.ledger.messages == 8  # no opening in a later round
+    for i, client in enumerate(world.clients):
+        total = sum(r * n for r, n in zip(related[i], samples, strict=True))
+        for name, tensor in client.model.state_dict().items():
+            if name.startswith(("backbone", "head")) and tensor.is_floating_point():
+                parts = zip(related[i], samples, before, strict=True)
+                expected = sum(r * n * had[name].double() for r, n, had in parts) / total
+                assert torch.allclose(tensor.double(), expected, rtol=1e-5), name
+            else:
+                assert torch.equal(tensor, before[i][name]), name
+
+
+# The encoder
+
+
+@pytest.mark.parametrize(("source", "image"), [("synthetic", (3, 6, 6)), ("digits", (1, 8, 8))])
+def test_training_the_encoder_lowers_the_error_of_reconstruction(source, image, monkeypatch):
+    errors, mse = [], encoders.mse_loss
+
+    def watched(made, images):
+        errors.append(mse(made, images))
+        return errors[-1]
+
+    monkeypatch.setattr(encoders, "mse_loss", watched)
+    encoders.trained_encoder(image, 8, source, epochs=8, seed=1)
+    images = encoders.synthetic(image, torch.Generator()) if source == "synthetic" else encoders.published(source, image)
+    blank = float((images - images.mean(0)).square().mean())  # what the mean image is wrong by
+    epoch = len(errors) // 8
+    last = float(torch.stack(errors[-epoch:]).mean().detach())
+    assert last < 0.8 * blank
+    assert last < 0.5 * float(errors[0].detach())
+
+
+def test_the_encoder_is_a_function_of_its_seed_and_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    made = [torch.cat([p.flatten() for p in encoders.trained_encoder((1, 4, 4), 3, "synthetic", 1, seed).parameters()]) for seed in (1, 1, 2)]
+    after = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), after)
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize("image", [(1, 8, 8), (3, 8, 8), (3, 12, 10), (2, 5, 5)])
+def test_published_images_take_the_size_and_the_channels_at_hand(image):
+    images = encoders.published("digits", image)
+    assert images.shape == (1198, *image)
+    assert 0 <= float(images.min()) < float(images.max()) <= 1
+    assert torch.equal(images[:, 0], images[:, -1])
+
+
+def test_the_encoder_may_be_trained_on_a_data_set_by_name(flat):
+    made = [play(recipe(encoder_data=source), rounds=1).server.state["related"] for source in ("synthetic", "digits")]
+    assert all(related.diagonal().all() for related in made)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "method 'flt' needs UMAP, which is not installed: pip install 'mapl[flt]'"),
+        ({"encoder_data": "digit"}, "unknown data set 'digit'; known: "),
+    ],
+)
+def test_what_the_opening_lacks_is_said_before_anything_is_trained_or_written(settings, sentence, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "umap", None if not settings else sys)
+    with pytest.raises(MaplError, match=re.escape(sentence)):
+        mapl.run(recipe(**settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# The real one
+
+
+def relations(world: World) -> Tensor:
+    for _ in exchange(world.method, world.clients, world.server, world.topology, Post(world.ledger), 0):
+        pass
+    return world.server.state["related"]
+
+
+def test_with_the_real_umap():
+    """The two clusters are told apart, again and again; and a handful of centres is enough."""
+    over: dict[str, Any] = {"model": {"backbones": ["mlp"]}, "partition": {"shots": 20}, "clients": 6}
+    made = small("flt", **over, method={"encoder_data": "digits", "latent": 16})
+    first, second = relations(build_world(made)), relations(build_world(made))
+    assert torch.equal(first, second)
+    assert torch.equal(first, first.T)
+    same = torch.tensor([[i // 3 == j // 3 for j in range(6)] for i in range(6)])
+    assert first[same].double().mean() > first[~same].double().mean()
+    for few in (3, 5, 9, 10, 12):
+        plane = flt._plane(np.random.default_rng(0).random((few, 4)), 1)
+        assert plane.shape == (few, 2)
+        assert np.isfinite(plane).all()

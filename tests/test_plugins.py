@@ -1,0 +1,212 @@
+"""A method, a backbone, a data set or a topology is one file anywhere; nothing in the package changes for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import mapl
+import mapl.backbones
+import mapl.methods
+from conftest import small, written
+from mapl import MaplError
+from mapl.cli.app import app
+from mapl.plugins import find, known, load, summary
+
+METHOD = '''
+"""Heads are averaged with everybody's, with one setting and something kept between rounds."""
+import torch
+from pydantic import Field
+from torch.nn.functional import cross_entropy
+from mapl import Client, Inbox, Letter, Method, MethodSettings
+
+
+class HeadSettings(MethodSettings):
+    strength: float = Field(0.5, ge=0, le=1, description="Share of the mean.")
+
+
+class HeadMean(Method[HeadSettings]):
+    """Heads are averaged."""
+
+    Settings = HeadSettings
+
+    def prepare(self, client: Client) -> None:
+        client.state["heard"] = torch.zeros((), dtype=torch.int64)
+
+    def loss(self, client, images, labels):
+        return {"cross_entropy": cross_entropy(client.model(images), labels)}
+
+    def wants(self, client, round, neighbours):
+        return neighbours
+
+    def letter(self, client: Client, round: int) -> Letter:
+        return client.letter(round, {"head": client.model.head.weight})
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        client.state["heard"] += len(inbox)
+        client.state.setdefault("late", torch.zeros(3)).add_(1)  # not made in prepare
+        if len(inbox):
+            with torch.no_grad():
+                client.model.head.weight.lerp_(inbox.tensor("head").mean(0), self.settings.strength)
+'''
+
+OTHERS = '''
+import torch
+from torch import nn
+from mapl import Dataset, Images
+
+not_callable = 3
+
+
+class Linear(nn.Sequential):
+    """A linear map."""
+
+    def __init__(self, image, embedding):
+        super().__init__(nn.Flatten(), nn.Linear(image[0] * image[1] * image[2], embedding))
+
+
+class Dots:
+    """A dot whose place is the class."""
+
+    suggests = {"clients": 3, "rounds": 2, "partition": {"clusters": 1}}
+
+    def load(self, settings):
+        labels = torch.arange(90) % 3
+        pixels = torch.zeros(90, 1, 4, 4, dtype=torch.uint8)
+        pixels[torch.arange(90), 0, labels, labels] = 255
+        images = Images(pixels, labels)
+        return Dataset("dots", images, images, 3)
+
+
+class Nothing:
+    def load(self, settings):
+        return None
+
+
+def chain(clients, round, settings, seed):
+    """Each client reaches the next."""
+    return [(i, i + 1) for i in range(clients - 1)]
+'''
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A folder with somebody's own two files, entered as a shell would."""
+    (tmp_path / "headmean.py").write_text(METHOD)
+    (tmp_path / "others.py").write_text(OTHERS)
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for module in ("headmean", "others"):
+        sys.modules.pop(module, None)
+
+
+def cli(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+SMALL = [
+    *("--clients", "4", "--rounds", "3", "--set", "partition.shots=2", "--set", "partition.test_shots=5"),
+    *("--set", "model.embedding=12", "--set", "model.hidden=16", "--set", "checkpoint.every=1"),
+]
+
+
+def test_a_method_of_ones_own_runs_is_saved_resumed_and_compared(outside):
+    own = ("--method", "headmean:HeadMean")
+    cli("run", *own, *SMALL, "--name", "own")
+    cli("run", *own, *SMALL, "--name", "alone", "--topology", "none")
+    cli("run", *own, *SMALL, "--name", "gentle", "--set", "method.strength=0.1")
+    record = mapl.load("runs/own")
+    assert record.messages == 4 * 3 * 3
+    assert record.recipe.method.strength == 0.5
+    arms = json.loads(cli("compare", "runs/own", "runs/alone", "runs/gentle", "--json"))
+    assert [arm["label"] for arm in arms] == [
+        "headmean:HeadMean, method.strength=0.5",
+        "headmean:HeadMean, no letters",
+        "headmean:HeadMean, method.strength=0.1",
+    ]
+    assert arms[0]["gain"]["mean"] == pytest.approx(record.mean - mapl.load("runs/alone").mean)
+    assert "strength = 0.5" in cli("show", *own)
+
+    whole = written(Path("runs/own"))
+    for path in sorted(Path("runs/own/checkpoints").iterdir())[1:]:
+        path.unlink()
+    with Path("runs/own/history.jsonl").open("ab") as file:
+        file.write(b"{half a line")
+    cli("resume", "runs/own")
+    assert written(Path("runs/own")) == whole
+
+
+def test_a_method_of_ones_own_refuses_what_its_settings_refuse(outside):
+    with pytest.raises(MaplError, match=r"method.strength: got 2, but it should be less than or equal to 1"):
+        mapl.Recipe.of(method={"name": "headmean:HeadMean", "strength": 2})
+    with pytest.raises(
+        MaplError, match=r"unknown key 'method.strenth'; known: name, strength. Did you mean 'strength'\?"
+    ):
+        mapl.Recipe.of(method={"name": "headmean:HeadMean", "strenth": 1})
+
+
+def test_a_backbone_a_data_set_and_a_topology_of_ones_own(outside):
+    recipe = mapl.Recipe.of(
+        data="others:Dots",
+        model={"backbones": ["others:Linear", "mlp"], "embedding": 8, "projection": 8, "hidden": 8},
+        partition={"shots": 5, "stride": 0, "test_shots": 4},
+        network={"topology": {"name": "others:chain"}},
+        method={"warmup": 5},
+    )
+    assert (recipe.clients, recipe.rounds) == (3, 2)  # what the data set suggests
+    record = mapl.run(recipe, "run")
+    assert [card.backbone for card in record.clients] == ["others:Linear", "mlp", "others:Linear"]
+    assert record.clients[0].classes == [0, 1, 2]
+    assert record.messages == 2 * 2 * 2
+    assert mapl.resume("run").rounds == record.rounds
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("nowhere:Name", r"cannot import 'nowhere' of the import path 'nowhere:Name': No module named 'nowhere'"),
+        ("others:Nobody", r"module 'others' has no 'Nobody', which the import path 'others:Nobody' names"),
+        ("others:", r"'others:' is not an import path: write it as package.module:Name"),
+        (":Name", r"':Name' is not an import path"),
+        (".others:Name", r"'.others:Name' is not an import path"),
+    ],
+)
+def test_paths_that_lead_nowhere(path, sentence, outside):
+    with pytest.raises(MaplError, match=sentence):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("over", "sentence"),
+    [
+        ({"method": {"name": "others:Dots"}}, r"method 'others:Dots' is no method: .*subclass of mapl.Method"),
+        ({"data": {"name": "others:chain"}}, r"data set 'others:chain' is no data source: .*method load"),
+        ({"data": {"name": "others:Nothing"}}, r"data set 'others:Nothing' gave a NoneType, not a mapl.Dataset"),
+        ({"model": {"backbones": ["others:not_callable"]}}, r"backbone 'others:not_callable' is no"),
+        (
+            {"network": {"topology": {"name": "others:not_callable"}}},
+            r"topology 'others:not_callable' is not a function",
+        ),
+    ],
+)
+def test_paths_that_lead_to_something_else(over, sentence, outside):
+    with pytest.raises(MaplError, match=sentence):
+        mapl.run(small(**over), "run")
+    assert not Path("run").exists()
+
+
+def test_every_file_of_a_room_is_found_by_its_name_and_says_what_it_is():
+    for room in (mapl.methods, mapl.backbones):
+        things = known(room)
+        assert list(things) == sorted(things)
+        assert all(summary(thing) for thing in things.values())
+    assert {"mapl", "mapl+", "local"} <= set(known(mapl.methods))
+    assert find("method", "mapl+", mapl.methods).name == "mapl+"
