@@ -14,7 +14,10 @@ def share_inside(weights: Tensor, clusters: Sequence[int]) -> float:
     """Share of the weight that clients give to *others* which stays inside their own cluster; NaN if they give none.
 
     weights: W (M, M), one row a client. The diagonal does not count: a client that listens to nobody recovers nothing.
+    NaN, too, where there is one cluster alone, which nobody could leave.
     """
+    if len(set(clusters)) < 2:
+        return float("nan")
     label = torch.tensor(list(clusters))
     others = weights.clone().fill_diagonal_(0)
     inside = others[label[:, None] == label[None, :]].sum()

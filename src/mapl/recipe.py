@@ -137,7 +137,7 @@ class Recipe(Section):
     def title(self) -> str:
         """The name, or one made from what the run is."""
         alike = list(self.model.backbones) if len(set(self.model.backbones)) == 1 else []
-        parts = (self.data.name, f"s{self.partition.scenario}", self.method.name, *alike, self.network.topology.name)
+        parts = (self.data.name, self.partition.short(), self.method.name, *alike, self.network.topology.name)
         made = "-".join(part.replace(":", ".").replace("/", ".") for part in parts)
         return self.name or f"{made}-m{self.clients}-seed{self.seed}"
 

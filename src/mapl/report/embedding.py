@@ -24,7 +24,7 @@ from mapl.report.style import INK, figure, tidy
 from mapl.run import restored_world
 from mapl.world import World
 
-POINTS = 1500
+POINTS = 800
 MARKERS = "o^sDvP*X<>"
 # Paul Tol's "muted" scheme, for more kinds of points than the palette of the lines has.
 MUTED = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#777777")
@@ -74,6 +74,7 @@ def _laid_out(world: World) -> Embedding | str:
     layout = TSNE(
         perplexity=min(30.0, (len(vectors) - 1) / 3),
         init="pca" if vectors.shape[1] > 1 else "random",
+        max_iter=500,  # half of the usual: this many points have settled by then
         random_state=0,
     )
     return Embedding(

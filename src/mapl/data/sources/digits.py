@@ -23,7 +23,7 @@ class Digits:
     # So that a run takes seconds, and so that few enough images are dealt for collaboration to have something to add.
     suggests: ClassVar[dict[str, Any]] = {
         "clients": 10,
-        "rounds": 50,
+        "rounds": 45,
         "method": {"warmup": 20},
         "partition": {"shots": 5, "shots_range": [3, 8], "test_shots": "all", "sharding": "random"},
         "model": {"embedding": 64, "projection": 64, "hidden": 128},
