@@ -250,7 +250,9 @@ def test_every_method_runs_from_the_command_line(method, tmp_path, monkeypatch, 
     options = ["--data", "digits", "--clients", "6", "--rounds", "2", "--set", 'model.backbones=["cnn"]']
     if method == "flt":
         options += ["--set", "method.encoder_epochs=1"]
-    monkeypatch.setattr(sys, "argv", ["mapl", "run", "--method", method, *options, "--out", str(tmp_path), "--name", "run"])
+    monkeypatch.setattr(
+        sys, "argv", ["mapl", "run", "--method", method, *options, "--out", str(tmp_path), "--name", "run"]
+    )
     with pytest.raises(SystemExit) as end:
         mapl.cli.main()
     assert end.value.code in (0, None)

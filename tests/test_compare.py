@@ -102,7 +102,7 @@ LABELS = {
     "methods": ([{"name": "mapl"}, {"name": "mapl+"}, {"name": "local"}], ["mapl", "mapl+", "local"]),
     "control": ([{}, ALONE], ["mapl", "mapl, no letters"]),
     "topologies": ([{}, {"network": {"topology": {"name": "ring"}}}],
-                   ["mapl, network.topology.name=full", "mapl, network.topology.name=ring"]),
+                   ["mapl, full", "mapl, ring"]),
     "scenarios": ([{}, {"partition": {"scenario": 2}}], ["mapl, scenario 1", "mapl, scenario 2"]),
     "clients": ([{}, {"clients": 6}], ["mapl, 4 clients", "mapl, 6 clients"]),
     "backbones": ([{}, {"model": {"backbones": ["cnn"]}}], ["mapl, 4 backbones", "mapl, one backbone"]),
@@ -110,7 +110,6 @@ LABELS = {
     "same number of backbones": ([{"model": {"backbones": ["cnn"]}}, {"model": {"backbones": ["mlp"]}}],
                                  ["mapl, one backbone, model.backbones=['cnn']",
                                   "mapl, one backbone, model.backbones=['mlp']"]),
-    "local's topology": ([{"name": "local"}, {"name": "local", **ALONE}], None),
 }  # fmt: skip
 
 
@@ -119,8 +118,20 @@ def test_labels_tell_arms_apart(case):
     recipes, expected = LABELS[case]
     labels = [arm.label for arm in compare([run for over in recipes for run in seeds({0: 0.5}, **over)])]
     assert len(set(labels)) == len(recipes)
-    if expected is not None:
-        assert labels == expected
+    assert labels == expected
+
+
+def test_local_is_one_arm_whatever_its_network():
+    assert [
+        arm.seeds for arm in compare([*seeds({0: 0.5}, name="local"), *seeds({1: 0.5}, name="local", **ALONE)])
+    ] == [[0, 1]]
+
+
+@pytest.mark.parametrize("network", [{}, ALONE])
+def test_a_method_that_only_mixes_weights_has_local_as_its_control(network):
+    one = {"model": {"backbones": ["cnn"]}}
+    arms = compare([*seeds({0: 0.7}, name="fedavg", **one), *seeds({0: 0.6}, name="local", **one, **network)])
+    assert arms[0].gain.mean == pytest.approx(0.1)
 
 
 def test_cost_and_recovered_clusters_are_means_over_seeds():

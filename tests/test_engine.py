@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -64,6 +66,31 @@ def test_dropout_is_keyed_too_and_the_global_generator_left_alone():
             worlds[-1].engine.train(client, 0)
         assert torch.equal(torch.random.get_rng_state(), before)
     assert_same(parameters(worlds[0]), parameters(worlds[1]))
+
+
+class Listening(nn.Sequential):
+    """A backbone that writes down what it draws in training."""
+
+    heard: ClassVar[list[float]] = []
+
+    def __init__(self, image: tuple[int, int, int], embedding: int):
+        super().__init__(nn.Flatten(), nn.Linear(64, embedding))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.heard.append(float(torch.rand(())))
+        return super().forward(images)
+
+
+def test_what_layers_draw_differs_by_client_and_round_and_comes_again():
+    world = build_world(small(), backbones={"listening": Listening})
+    Listening.heard.clear()
+    for client, round in ((0, 0), (1, 0), (0, 1), (0, 0)):
+        world.engine.train(world.clients[client], round)
+    steps = len(Listening.heard) // 4
+    parts = [Listening.heard[steps * i : steps * (i + 1)] for i in range(4)]
+    assert parts[0] == parts[3]
+    assert len(set(parts[0] + parts[1] + parts[2])) == 3 * steps
 
 
 @pytest.mark.parametrize(

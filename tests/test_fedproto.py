@@ -44,7 +44,9 @@ def test_the_loss_is_the_mean_square_distance_to_the_prototype_of_the_class_and_
     total = 0.0
     for z, label in zip(embedding.double(), labels.tolist(), strict=True):
         if label in known:
-            total += sum((float(a) - float(b)) ** 2 for a, b in zip(z, client.state["prototypes"][label], strict=True)) / 12
+            total += (
+                sum((float(a) - float(b)) ** 2 for a, b in zip(z, client.state["prototypes"][label], strict=True)) / 12
+            )
     assert float(terms["prototype"]) == pytest.approx(strength * total / 6, rel=1e-4)
     logits = client.model.head(torch.relu(embedding))
     assert torch.allclose(terms["cross_entropy"], cross_entropy(logits, labels))
@@ -114,7 +116,9 @@ def test_a_global_prototype_is_the_mean_over_the_clients_or_the_samples_that_hav
         held = [int(letter["held"][k]) for letter in letters]
         shared += len(set(held) - {0}) > 1
         if sum(held):
-            expected = sum(h * letter["prototypes"][k].double() for h, letter in zip(held, letters, strict=True)) / sum(held)
+            expected = sum(h * letter["prototypes"][k].double() for h, letter in zip(held, letters, strict=True)) / sum(
+                held
+            )
         else:
             expected = torch.zeros(12, dtype=torch.float64)
         for client in world.clients:
@@ -155,7 +159,9 @@ def test_inference_by_the_nearest_prototype_that_is_known():
     given(client, [0, 2, 5, 9])
     guessed = world.method.scores(client, embedding).argmax(1).tolist()
     prototypes = client.state["prototypes"].double()
-    nearest = [min((0, 2, 5, 9), key=lambda k: math.dist(z.tolist(), prototypes[k].tolist())) for z in embedding.double()]  # noqa: B023
+    nearest = [
+        min((0, 2, 5, 9), key=lambda k: math.dist(z.tolist(), prototypes[k].tolist())) for z in embedding.double()
+    ]  # noqa: B023
     assert guessed == nearest
     assert len(set(guessed)) == 4
 

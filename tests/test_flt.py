@@ -173,7 +173,9 @@ def test_training_the_encoder_lowers_the_error_of_reconstruction(source, image, 
 
     monkeypatch.setattr(encoders, "mse_loss", watched)
     encoders.trained_encoder(image, 8, source, epochs=8, seed=1)
-    images = encoders.synthetic(image, torch.Generator()) if source == "synthetic" else encoders.published(source, image)
+    images = (
+        encoders.synthetic(image, torch.Generator()) if source == "synthetic" else encoders.published(source, image)
+    )
     blank = float((images - images.mean(0)).square().mean())  # what the mean image is wrong by
     epoch = len(errors) // 8
     last = float(torch.stack(errors[-epoch:]).mean().detach())
@@ -183,7 +185,10 @@ def test_training_the_encoder_lowers_the_error_of_reconstruction(source, image, 
 
 def test_the_encoder_is_a_function_of_its_seed_and_leaves_the_global_generator_alone():
     torch.manual_seed(5)
-    made = [torch.cat([p.flatten() for p in encoders.trained_encoder((1, 4, 4), 3, "synthetic", 1, seed).parameters()]) for seed in (1, 1, 2)]
+    made = [
+        torch.cat([p.flatten() for p in encoders.trained_encoder((1, 4, 4), 3, "synthetic", 1, seed).parameters()])
+        for seed in (1, 1, 2)
+    ]
     after = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), after)
@@ -214,7 +219,9 @@ def test_the_encoder_may_be_trained_on_a_data_set_by_name(flat):
         ({"encoder_data": "digit"}, "unknown data set 'digit'; known: "),
     ],
 )
-def test_what_the_opening_lacks_is_said_before_anything_is_trained_or_written(settings, sentence, monkeypatch, tmp_path):
+def test_what_the_opening_lacks_is_said_before_anything_is_trained_or_written(
+    settings, sentence, monkeypatch, tmp_path
+):
     monkeypatch.setitem(sys.modules, "umap", None if not settings else sys)
     with pytest.raises(MaplError, match=re.escape(sentence)):
         mapl.run(recipe(**settings), tmp_path / "run")

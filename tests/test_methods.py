@@ -118,8 +118,11 @@ def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, me):
     assert torch.allclose(client.model.prototypes.double(), expected, atol=1e-5)
 
 
-def test_a_peer_that_was_not_heard_keeps_its_weight_and_the_others_share_the_rest():
-    world = play(small(method={"warmup": 1}), rounds=1)
+@pytest.mark.parametrize("form", ["released", "paper"])
+def test_a_peer_that_was_not_heard_keeps_its_weight_and_the_others_share_the_rest(form):
+    """Its samples still count in everybody's confidence, γ_j = n_j / Σ n."""
+    over = {"partition": {"scenario": 3, "shots_range": [1, 5]}}
+    world = play(small(method={"warmup": 1, "form": form, "graph": {"mu1": 2}}, **over), rounds=1)
     client = world.clients[0]
     client.state["weights"].copy_(torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64))
     for other in world.clients:

@@ -67,18 +67,24 @@ class Arm:
         return asdict(self)
 
 
-def compare(records: Sequence[Record]) -> list[Arm]:
-    """The runs as arms, seeds of one recipe together, in the order in which they were first given.
+def group(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The runs by what tells their recipes apart, seeds of one recipe together, in the order of their first run.
 
     A seed counts once: a run that is given again says nothing new, and would narrow the interval.
     """
     arms: dict[str, list[Record]] = {}
     for record in records:
-        runs = arms.setdefault(_key(record.recipe), [])
+        runs = arms.setdefault(_key(_tree(record.recipe)), [])
         if all(record.recipe.seed != other.recipe.seed for other in runs):
             runs.append(record)
-    labels = dict(zip(arms, _labels([runs[0].recipe for runs in arms.values()]), strict=True))
-    return [_arm(labels[key], runs, _controls(runs[0].recipe, arms)) for key, runs in arms.items()]
+    return dict(zip(_labels([runs[0].recipe for runs in arms.values()]), arms.values(), strict=True))
+
+
+def compare(records: Sequence[Record]) -> list[Arm]:
+    """The runs as arms, in the order in which they were first given. Every run has been tested at least once."""
+    groups = group(records)
+    by_key = {_key(_tree(runs[0].recipe)): runs for runs in groups.values()}
+    return [_arm(label, runs, _controls(runs[0].recipe, by_key)) for label, runs in groups.items()]
 
 
 def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
@@ -103,24 +109,31 @@ def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
-    return recipe.model_dump(
-        mode="json", exclude={"name": True, "seed": True, "checkpoint": True, "evaluate": {"every"}}
+    tree = recipe.model_dump(
+        mode="json", exclude={"name": True, "seed": True, "checkpoint": True, "evaluate": {"every"}, "data": {"folder"}}
     )
+    if recipe.method.name == "local":
+        tree["network"] = _NO_NETWORK
+    return tree
 
 
-def _key(recipe: Recipe) -> str:
-    return json.dumps(_tree(recipe), sort_keys=True)
+def _key(tree: dict[str, Any]) -> str:
+    return json.dumps(tree, sort_keys=True)
 
 
 def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
     """The runs of the recipe's twin without letters: its own, or those of the method that it then equals."""
     tree = _tree(recipe)
     tree["network"]["topology"]["name"] = "none"
-    runs: list[Record] = []
-    for name in (recipe.method.name, find("method", recipe.method.name, mapl.methods).without_letters):
-        tree["method"]["name"] = name
-        runs = runs or arms.get(json.dumps(tree, sort_keys=True), [])
-    return runs
+    own = arms.get(_key(tree), [])
+    twin = find("method", recipe.method.name, mapl.methods).without_letters
+    if own or not twin:
+        return own
+    settings = find("method", twin, mapl.methods).Settings.model_fields
+    tree["method"] = {**{k: v for k, v in tree["method"].items() if k in settings}, "name": twin}
+    if twin == "local":
+        tree["network"] = _NO_NETWORK
+    return arms.get(_key(tree), [])
 
 
 def _is_control(recipe: Recipe) -> bool:
@@ -130,7 +143,9 @@ def _is_control(recipe: Recipe) -> bool:
 def _labels(recipes: Sequence[Recipe]) -> list[str]:
     """What distinguishes each arm from the others, in words."""
     flat = [_flat(_tree(recipe)) for recipe in recipes]
-    differing = [k for k in flat[0] if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flat}) > 1]
+    differing = [
+        k for k in (flat[0] if flat else ()) if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flat}) > 1
+    ]
     labels = []
     for recipe, values in zip(recipes, flat, strict=True):
         notes = [_DISTINCTIVE[key](values.get(key)) for key in differing]
@@ -145,7 +160,8 @@ def _distinct(labels: list[str], flat: list[dict[str, Any]]) -> list[str]:
     for label, values in zip(labels, flat, strict=True):
         twins = [f for other, f in zip(labels, flat, strict=True) if other == label]
         keys = [k for k in values if any(f.get(k) != values[k] for f in twins)]
-        result.append(", ".join([label, *(f"{k}={values[k]}" for k in keys)]))
+        notes = [values[k] if k == "network.topology.name" else f"{k}={values[k]}" for k in keys]
+        result.append(", ".join([label, *notes]))
     return result
 
 
@@ -155,6 +171,9 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
+
+_NO_NETWORK: dict[str, Any] = {"topology": {"name": "none"}}
+"""What stands for the network of Local, which writes no letters and so is the same on every one."""
 
 _DISTINCTIVE: dict[str, Callable[[Any], str]] = {
     "data.name": str,

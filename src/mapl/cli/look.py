@@ -33,7 +33,7 @@ from mapl.cli.runs import (
 )
 from mapl.compare import Arm, compare
 from mapl.data.partition import SCENARIOS
-from mapl.errors import unknown
+from mapl.errors import MaplError, unknown
 from mapl.history import load
 from mapl.network import TOPOLOGIES
 from mapl.plugins import known, summary
@@ -48,7 +48,11 @@ def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
     Seeds of one recipe are taken together. The collaboration gain needs the control arm among the runs: the same recipe
     and seed with [bold]--topology none[/bold].
     """
-    arms = compare([load(folder) for folder in folders])
+    records = [load(folder) for folder in folders]
+    for record in records:
+        if not record.tested:
+            raise MaplError(f"run {str(record.folder)!r} has not been tested yet; resume it, or leave it out")
+    arms = compare(records)
     if as_json:
         print(json.dumps([arm.as_dict() for arm in arms], indent=1))
     else:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mapl.compare import Arm, _key, _labels, compare
+from mapl.compare import Arm, compare, group
 from mapl.errors import MaplError
 from mapl.history import Record
 
@@ -63,12 +63,7 @@ class Curve:
 
 def lines(records: Sequence[Record], arms: Sequence[Arm] | None = None) -> list[Line]:
     """The arms of some runs, in the order in which they were first given."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        runs = groups.setdefault(_key(record.recipe), [])
-        # As in `compare`: a seed counts once.
-        if all(record.recipe.seed != other.recipe.seed for other in runs):
-            runs.append(record)
+    groups = group(records)
     if not groups:
         raise MaplError("there is nothing to report: give at least one run")
     tested = [[run for run in runs if run.tested] for runs in groups.values()]
@@ -76,10 +71,9 @@ def lines(records: Sequence[Record], arms: Sequence[Arm] | None = None) -> list[
         arms = compare([run for runs in tested for run in runs]) if any(tested) else []
     elif len(arms) != sum(map(bool, tested)):
         raise MaplError(f"arms: got {len(arms)}, but the runs that were tested make {sum(map(bool, tested))}")
-    labels = _labels([runs[0].recipe for runs in groups.values()])
     remaining = iter(arms)
     made = []
-    for place, (label, runs, with_tests) in enumerate(zip(labels, groups.values(), tested, strict=True)):
+    for place, (label, runs, with_tests) in enumerate(zip(groups, groups.values(), tested, strict=True)):
         made.append(Line(label, runs, next(remaining) if with_tests else None, place))
     return made
 
