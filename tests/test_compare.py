@@ -121,10 +121,10 @@ def test_labels_tell_arms_apart(case):
     assert labels == expected
 
 
-def test_local_is_one_arm_whatever_its_network():
-    assert [
-        arm.seeds for arm in compare([*seeds({0: 0.5}, name="local"), *seeds({1: 0.5}, name="local", **ALONE)])
-    ] == [[0, 1]]
+def test_local_is_one_arm_whatever_its_network_and_no_control_of_itself():
+    (arm,) = compare([*seeds({0: 0.5}, name="local"), *seeds({1: 0.5}, name="local", **ALONE)])
+    assert arm.seeds == [0, 1]
+    assert arm.gain is None
 
 
 @pytest.mark.parametrize("network", [{}, ALONE])

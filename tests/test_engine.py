@@ -83,11 +83,12 @@ class Listening(nn.Sequential):
 
 
 def test_what_layers_draw_differs_by_client_and_round_and_comes_again():
-    world = build_world(small(), backbones={"listening": Listening})
+    world = build_world(small(), backbones=dict.fromkeys(("mlp", "cnn", "residual", "separable"), Listening))
     Listening.heard.clear()
     for client, round in ((0, 0), (1, 0), (0, 1), (0, 0)):
         world.engine.train(world.clients[client], round)
     steps = len(Listening.heard) // 4
+    assert steps > 0
     parts = [Listening.heard[steps * i : steps * (i + 1)] for i in range(4)]
     assert parts[0] == parts[3]
     assert len(set(parts[0] + parts[1] + parts[2])) == 3 * steps

@@ -161,7 +161,7 @@ def test_inference_by_the_nearest_prototype_that_is_known():
     prototypes = client.state["prototypes"].double()
     nearest = [
         min((0, 2, 5, 9), key=lambda k: math.dist(z.tolist(), prototypes[k].tolist())) for z in embedding.double()
-    ]  # noqa: B023
+    ]
     assert guessed == nearest
     assert len(set(guessed)) == 4
 

@@ -55,6 +55,8 @@ def test_what_is_written_is_what_happened(tmp_path):
     again = restored_world(tmp_path / "run")
     assert again is not None
     assert_same(parameters(again), parameters(world))
+    assert again.ledger.by_round == world.ledger.by_round
+    assert all((a == b).all() for a, b in zip(again.ledger.edges(), world.ledger.edges(), strict=True))
 
 
 def test_the_reported_accuracy_is_the_last_and_never_the_best(tmp_path):

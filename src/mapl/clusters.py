@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from sklearn.cluster import SpectralClustering
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 
@@ -32,6 +30,9 @@ def share_by_chance(clusters: Sequence[int]) -> float:
 
 def adjusted_rand(weights: Tensor, clusters: Sequence[int]) -> float:
     """Adjusted Rand index of the true clusters and a spectral clustering of the symmetrised graph: 1 is perfect."""
+    from sklearn.cluster import SpectralClustering  # slow to import, and most commands never need it
+    from sklearn.metrics import adjusted_rand_score
+
     count = len(set(clusters))
     if count < 2 or count >= len(clusters):
         return float("nan")

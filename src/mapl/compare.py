@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy.stats import t as student
-
 import mapl.methods
 from mapl.clusters import share_inside
 from mapl.history import Record
@@ -34,6 +32,8 @@ class Estimate:
     def of(values: Sequence[float]) -> Estimate:
         if len(values) < 2:
             return Estimate(fmean(values), None)
+        from scipy.stats import t as student  # slow to import, and most commands never need it
+
         quantile = float(student.ppf(0.975, len(values) - 1))
         return Estimate(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
 
@@ -137,7 +137,7 @@ def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
 
 
 def _is_control(recipe: Recipe) -> bool:
-    return recipe.network.topology.name == "none"
+    return recipe.network.topology.name == "none" or recipe.method.name == "local"
 
 
 def _labels(recipes: Sequence[Recipe]) -> list[str]:

@@ -43,7 +43,7 @@ def play_round(world: World, t: int) -> tuple[Round, dict[str, float]]:
 
 def _test(world: World, t: int, moment: str) -> list[float] | None:
     """Accuracies, if this round is tested and this is the moment for it."""
-    if world.recipe.evaluate.moment != moment or not (is_tested(world.recipe, t) or _spends_budget(world, t)):
+    if world.recipe.evaluate.moment != moment or not (is_tested(world.recipe, t) or _spends_budget(world, t, moment)):
         return None
     return [world.engine.evaluate(client) for client in world.clients]
 
@@ -58,13 +58,14 @@ def budget_is_spent(world: World) -> bool:
     return budget is not None and world.ledger.messages >= budget
 
 
-def _spends_budget(world: World, t: int) -> bool:
-    """Whether this round's letters will be the last; then it is tested like any last round."""
+def _spends_budget(world: World, t: int, moment: str) -> bool:
+    """Whether this round's letters are the last; then it is tested like any last round."""
     budget = world.recipe.network.message_budget
     if budget is None:
         return False
-    ahead = letters_ahead(world.method, world.clients, world.server, world.topology, t)
-    return budget - ahead <= world.ledger.messages < budget or budget_is_spent(world)
+    if moment == "mixed":  # they have been sent
+        return budget_is_spent(world)
+    return world.ledger.messages + letters_ahead(world.method, world.clients, world.server, world.topology, t) >= budget
 
 
 def _changed_rows(world: World) -> dict[int, dict[str, list[Any]]]:

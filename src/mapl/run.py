@@ -74,8 +74,10 @@ def resume(
     saved = checkpoint.latest(folder, warn)
     if saved is not None:
         restore(world, saved)
-    # What was the last round of a shorter run was tested for that alone.
-    world.rounds = [line if is_tested(recipe, line.round) else replace(line, accuracy=None) for line in world.rounds]
+    if not budget_is_spent(world):
+        # What was the last round of a shorter run was tested for that alone.
+        kept = (line if is_tested(recipe, line.round) else replace(line, accuracy=None) for line in world.rounds)
+        world.rounds = list(kept)
     with _writing(folder):
         write_aside(folder / RECIPE, to_toml(recipe).encode())
         # Lines after the checkpoint belong to rounds that will be played again.

@@ -7,8 +7,6 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from mapl.client import Client, Server
@@ -66,6 +64,8 @@ class FLT(WholeModels[FLTSettings]):
         return server.letter(0, {"encoder": flatten(made)})
 
     def answer(self, client: Client, inbox: Inbox) -> Letter:
+        from sklearn.cluster import KMeans  # slow to import, and other methods do without it
+
         channels, height, width = client.train.pixels.shape[1:]
         made = encoder((channels, height, width), self.settings.latent)
         load_flat(inbox.tensor("encoder")[0], made)
@@ -95,6 +95,8 @@ class FLT(WholeModels[FLTSettings]):
 
 def distances(groups: list[np.ndarray]) -> np.ndarray:
     """Distance of every two clients (M, M) from their centres in the plane, each (K_i, 2)."""
+    from scipy.optimize import linear_sum_assignment
+
     result = np.zeros((len(groups), len(groups)))
     for i, a in enumerate(groups):
         for j, b in enumerate(groups[:i]):

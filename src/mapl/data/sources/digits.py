@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from sklearn.datasets import load_digits
 
 from mapl.data.dataset import Dataset, DataSettings, Images
 
@@ -45,6 +44,8 @@ class Digits:
     }
 
     def load(self, settings: DataSettings) -> Dataset:
+        from sklearn.datasets import load_digits  # slow to import, and other data sets do without it
+
         bunch = load_digits()
         # The published grey levels are 0 to 16.
         pixels = torch.from_numpy(bunch.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
