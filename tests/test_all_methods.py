@@ -43,7 +43,7 @@ def quick(name: str, /, **over: Any) -> mapl.Recipe:
     """A short run with one architecture for all."""
     if name in QUICK:
         over["method"] = {**QUICK[name], **over.get("method", {})}
-    return small(name, **{"model": {"backbones": ["cnn"]}, **over})
+    return small(name, **{"model": {"backbones": ["mlp"]}, **over})
 
 
 def test_these_are_the_ten_methods_of_the_paper():
@@ -247,7 +247,7 @@ def test_a_run_that_was_interrupted_ends_with_the_bytes_of_one_that_was_not(meth
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_from_the_command_line(method, tmp_path, monkeypatch, capsys):
-    options = ["--data", "digits", "--clients", "6", "--rounds", "2", "--set", 'model.backbones=["cnn"]']
+    options = ["--data", "digits", "--clients", "6", "--rounds", "2", "--set", 'model.backbones=["mlp"]']
     if method == "flt":
         options += ["--set", "method.encoder_epochs=1"]
     monkeypatch.setattr(

@@ -56,8 +56,13 @@ def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps([arm.as_dict() for arm in arms], indent=1))
     else:
-        # A pipe has no width to fit in: wrapped cells would be of no use to whoever reads it.
-        Console(width=None if sys.stdout.isatty() else 180).print(table(arms))
+        print_table(arms)
+
+
+def print_table(arms: Sequence[Arm]) -> None:
+    """Arms as a table on the terminal."""
+    # A pipe has no width to fit in: wrapped cells would be of no use to whoever reads it.
+    Console(width=None if sys.stdout.isatty() else 180).print(table(arms))
 
 
 def table(arms: Sequence[Arm]) -> Table:

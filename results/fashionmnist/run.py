@@ -1,0 +1,94 @@
+"""All ten methods on real FashionMNIST, three seeds, each against its own control, on two CPU cores.
+
+    mapl data get fashionmnist          # or put the files into data/ by hand
+    python results/fashionmnist/run.py --data-dir data --out runs/fashionmnist > results/fashionmnist/table.md
+
+Ten clients with the same small backbone, so that methods that average weights can take part; scenario 1; few images,
+so that collaboration has something to add. The table is written from the runs, never by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mapl.cli.jobs import Job, carry_out
+from mapl.cli.look import gain_text
+from mapl.compare import Arm, compare
+from mapl.history import Record, load
+from mapl.recipe import Tree, merge
+
+METHODS: dict[str, Tree] = {
+    "local": {},
+    "fedavg": {},
+    "dfedavgm": {},
+    "fedsim": {},
+    "fedproto": {},
+    "fedclassavg": {},
+    "flt": {"encoder_data": "synthetic"},
+    "pfedsim": {"warmup": 20},
+    "mapl": {"warmup": 10},
+    "mapl+": {"warmup": 10},
+}
+CONTROLS = ("fedproto", "fedclassavg", "mapl")
+"""Methods whose twin without letters is a run of its own; that of the others is Local, or for mapl+ that of mapl."""
+
+PROTOCOL: Tree = {
+    "data": {"name": "fashionmnist"},
+    "clients": 10,
+    "rounds": 40,
+    "partition": {"scenario": 1, "shots": 20, "sharding": "random", "test_shots": 100},
+    "model": {"backbones": ["cnn"], "embedding": 64, "projection": 64, "hidden": 128},
+    "train": {"learning_rate": 1e-3, "batch": 32},
+    "evaluate": {"every": 10},
+    "checkpoint": {"every": 40, "keep": 1},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default="data", help="folder with FashionMNIST's files")
+    parser.add_argument("--out", type=Path, default=Path("runs/fashionmnist"), help="folder for the runs")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds")
+    options = parser.parse_args()
+    jobs = [job for seed in range(options.seeds) for job in jobs_of(seed, options.data_dir, options.out)]
+    carry_out(jobs)
+    records = [load(job.folder) for job in jobs]
+    print(markdown(records, compare(records)))
+
+
+def jobs_of(seed: int, data_dir: str, out: Path) -> list[Job]:
+    """Every method and every control with one seed."""
+    common = merge(PROTOCOL, {"seed": seed, "data": {"folder": data_dir}})
+    jobs = []
+    for method, settings in METHODS.items():
+        tree = merge(common, {"method": {"name": method, **settings}, "name": f"{method}-seed{seed}"})
+        jobs.append(Job(method, tree, out / tree["name"]))
+        if method in CONTROLS:
+            alone = merge(tree, {"network": {"topology": {"name": "none"}}, "name": f"{method}-alone-seed{seed}"})
+            jobs.append(Job(f"{method}-alone", alone, out / alone["name"]))
+    return jobs
+
+
+def markdown(records: Sequence[Record], arms: Sequence[Arm]) -> str:
+    """The table, with what made it."""
+    lines = [
+        f"{len(arms[0].seeds)} seeds, {records[0].recipe.rounds} rounds, {len(records[0].clients)} clients. "
+        f"torch {torch.__version__}, {platform.machine()}, one thread a run. ± is the 95 % interval over seeds.",
+        "",
+        "| method | accuracy, % | std over clients | collaboration gain, points | messages | MiB | s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arm in arms:
+        cells = (arm.label, arm.accuracy.text(), f"{100 * arm.spread:.1f}", gain_text(arm))
+        cost = (f"{arm.messages:,.0f}", f"{arm.bytes / 2**20:,.1f}", f"{arm.seconds:.0f}")
+        lines.append(f"| {' | '.join((*cells, *cost))} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
