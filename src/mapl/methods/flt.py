@@ -107,6 +107,11 @@ def distances(groups: list[np.ndarray]) -> np.ndarray:
 
 
 def _plane(points: np.ndarray, seed: int) -> np.ndarray:
+    if len(points) < 3:
+        raise MaplError(
+            f"method 'flt' maps the centres of all clients to the plane, which takes 3 or more, but there are "
+            f"{len(points)}: it needs more clients, or clients with more classes"
+        )
     from umap import UMAP  # half a minute to import and compile, and only this method needs it
 
     few = len(points) < 10  # the spectral start needs more points than that
