@@ -230,7 +230,9 @@ def test_what_the_opening_lacks_is_said_before_anything_is_trained_or_written(
 
 @pytest.mark.parametrize("few", [1, 2])
 def test_a_plane_takes_three_centres(few):
-    with pytest.raises(MaplError, match=f"takes 3 or more, but there are {few}: it needs more clients, or clients with"):
+    with pytest.raises(
+        MaplError, match=f"takes 3 or more, but there are {few}: it needs more clients, or clients with"
+    ):
         flt._plane(np.zeros((few, 4)), 1)
 
 

@@ -4,9 +4,9 @@
     python results/fashionmnist/run.py --data-dir data --out runs/fashionmnist > results/fashionmnist/one-backbone.md
     python results/fashionmnist/run.py --mixed … > results/fashionmnist/four-backbones.md
 
-Ten clients, scenario 1, few images, so that collaboration has something to add. With one small backbone, so that methods
-that average weights can take part; or, with --mixed, four different ones and the methods that allow it. The tables are
-written from the runs, never by hand; runs that are finished are not run again.
+Ten clients, scenario 1, few images, so that collaboration has something to add. With one small backbone, so that
+methods that average weights can take part; or, with --mixed, four different ones and the methods that allow it. The
+tables are written from the runs, never by hand; runs that are finished are not run again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHODS: dict[str, Tree] = {
 }
 MIXED = ("local", "fedsim", "fedproto", "fedclassavg", "mapl", "mapl+")
 """Methods that take clients of different architectures."""
-CONTROLS = ("fedproto", "fedclassavg", "mapl")
+CONTROLS = ("fedclassavg", "mapl")
 """Methods whose twin without letters is a run of its own; that of the others is Local, or for mapl+ that of mapl."""
 
 PROTOCOL: Tree = {

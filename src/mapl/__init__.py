@@ -6,17 +6,18 @@ record = mapl.run(mapl.Recipe.of(method="mapl", clients=10, rounds=60))
 print(record.mean, record.weights())
 """
 
-from mapl.client import Client
+from mapl.client import Client, Server
 from mapl.data.dataset import Dataset, Images
 from mapl.errors import MaplError
 from mapl.history import Record, load
-from mapl.methods._base import Method, MethodSettings
+from mapl.methods._base import Centralised, Method, MethodSettings
 from mapl.model import ClientModel
 from mapl.network import Inbox, Letter
 from mapl.recipe import Recipe
 from mapl.run import resume, run
 
 __all__ = [
+    "Centralised",
     "Client",
     "ClientModel",
     "Dataset",
@@ -28,6 +29,7 @@ __all__ = [
     "MethodSettings",
     "Recipe",
     "Record",
+    "Server",
     "load",
     "resume",
     "run",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
@@ -21,6 +22,8 @@ class Node:
     """How many clients the network has, M."""
     run: str
     """The run's fingerprint, which every letter carries."""
+    seed: int
+    """The recipe's seed; draws are keyed by it (mapl.keys)."""
     state: dict[str, Tensor] = field(default_factory=dict)
     """What its method keeps between rounds; updated in place, saved with every checkpoint."""
 
@@ -67,3 +70,5 @@ class Server(Node):
 
     image: tuple[int, int, int]
     """(C, H, W) of the clients' images: what they agreed to work on."""
+    data_folder: Path | None
+    """Where published data sets lie, for a server that needs images of its own."""

@@ -88,8 +88,10 @@ def compare(records: Sequence[Record]) -> list[Arm]:
 
 
 def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
-    control = {record.recipe.seed: record.mean for record in controls}
-    gains = [r.mean - control[r.recipe.seed] for r in runs if r.recipe.seed in control]
+    control = {(c.recipe.seed, r.round): fmean(r.accuracy) for c in controls for r in c.tested if r.accuracy}
+    # Twins are compared at the same age: that of the run, which may have been stopped early.
+    ages = [(r, (r.recipe.seed, r.tested[-1].round)) for r in runs]
+    gains = [r.mean - control[age] for r, age in ages if age in control]
     is_control = _is_control(runs[0].recipe)
     shares = [s for r in runs if not math.isnan(s := share_inside(r.weights(), [c.cluster for c in r.clients]))]
     return Arm(
@@ -109,11 +111,12 @@ def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
+    """What makes two runs the same arm. Where no letters are written, all networks are the same."""
     tree = recipe.model_dump(
         mode="json", exclude={"name": True, "seed": True, "checkpoint": True, "evaluate": {"every"}, "data": {"folder"}}
     )
-    if recipe.method.name == "local":
-        tree["network"] = _NO_NETWORK
+    if recipe.method.name == "local" or _is_control(recipe):
+        tree["network"] = "none"
     return tree
 
 
@@ -123,16 +126,13 @@ def _key(tree: dict[str, Any]) -> str:
 
 def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
     """The runs of the recipe's twin without letters: its own, or those of the method that it then equals."""
-    tree = _tree(recipe)
-    tree["network"]["topology"]["name"] = "none"
+    tree = {**_tree(recipe), "network": "none"}
     own = arms.get(_key(tree), [])
     twin = find("method", recipe.method.name, mapl.methods).without_letters
     if own or not twin:
         return own
     settings = find("method", twin, mapl.methods).Settings.model_fields
     tree["method"] = {**{k: v for k, v in tree["method"].items() if k in settings}, "name": twin}
-    if twin == "local":
-        tree["network"] = _NO_NETWORK
     return arms.get(_key(tree), [])
 
 
@@ -160,7 +160,7 @@ def _distinct(labels: list[str], flat: list[dict[str, Any]]) -> list[str]:
     for label, values in zip(labels, flat, strict=True):
         twins = [f for other, f in zip(labels, flat, strict=True) if other == label]
         keys = [k for k in values if any(f.get(k) != values[k] for f in twins)]
-        notes = [values[k] if k == "network.topology.name" else f"{k}={values[k]}" for k in keys]
+        notes = [str(values[k]) if k == "network.topology.name" else f"{k}={values[k]}" for k in keys]
         result.append(", ".join([label, *notes]))
     return result
 
@@ -171,9 +171,6 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
-
-_NO_NETWORK: dict[str, Any] = {"topology": {"name": "none"}}
-"""What stands for the network of Local, which writes no letters and so is the same on every one."""
 
 _DISTINCTIVE: dict[str, Callable[[Any], str]] = {
     "data.name": str,

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from mapl import checkpoint
 from mapl.data.dataset import Dataset
 from mapl.errors import MaplError
@@ -98,6 +100,7 @@ def restored_world(folder: str | Path, warn: Callable[[str], None] = lambda mess
 
 def _loop(world: World, folder: Path, observers: Sequence[Observer], stop: Callable[[], bool]) -> Record:
     recipe = world.recipe
+    torch.set_num_threads(recipe.train.threads)
     for t in range(len(world.rounds), recipe.rounds):
         if budget_is_spent(world):
             break

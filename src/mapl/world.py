@@ -81,7 +81,14 @@ def build_world(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
     )
     if isinstance(method, Centralised):
-        world.server = Server(id=recipe.clients, size=recipe.clients, run=recipe.fingerprint(), image=dataset.image)
+        world.server = Server(
+            id=recipe.clients,
+            size=recipe.clients,
+            run=recipe.fingerprint(),
+            seed=recipe.seed,
+            image=dataset.image,
+            data_folder=recipe.data.folder,
+        )
     _check_alike(world)
     for client in world.clients:
         method.prepare(client)
@@ -92,7 +99,7 @@ def build_world(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[
 
 def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) -> list[Client]:
     names = recipe.model.backbones
-    backbones = [given.get(name) or find_backbone(name) for name in names]
+    backbones = [given.get(name) or _found(name) for name in names]
     shards = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
     clients = []
     for i, (shard, which) in enumerate(
@@ -104,6 +111,7 @@ def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) ->
                 id=i,
                 size=recipe.clients,
                 run=recipe.fingerprint(),
+                seed=recipe.seed,
                 model=model,
                 backbone=names[which],
                 architecture=architecture(model.backbone),
@@ -113,6 +121,14 @@ def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) ->
             )
         )
     return clients
+
+
+def _found(name: str) -> Backbone:
+    try:
+        return find_backbone(name)
+    except MaplError as error:
+        hint = "" if ":" in name else " One that was given in Python has to be given again, as backbones={…}."
+        raise MaplError(f"{error}{hint}") from error
 
 
 def _check_alike(world: World) -> None:
@@ -135,7 +151,7 @@ def _check_letters(world: World) -> None:
     for client in world.clients:
         if not len(world.method.wants(client, 0, reachable(client, world.server, world.topology, 0))):
             continue
-        size = nbytes(world.method.letter(client, world.recipe.rounds))
+        size = nbytes(world.method.letter(client, world.recipe.rounds - 1))
         if size > limit:
             raise MaplError(
                 f"network.letter_limit: got {limit:,} bytes, but a letter of {world.recipe.method.name!r} from client "

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mapl.errors import MaplError
@@ -33,10 +32,10 @@ class Job:
 def carry_out(jobs: Sequence[Job]) -> None:
     """Run all jobs, a process for each core. What is finished already is left alone."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Small networks gain nothing from threads, and a fresh process has none that a fork could tear apart.
+    # A fresh process has no threads that a fork could tear apart.
     context = multiprocessing.get_context("spawn")
     with (
-        ProcessPoolExecutor(min(cores, len(jobs)), context, torch.set_num_threads, (1,)) as pool,
+        ProcessPoolExecutor(min(cores, len(jobs)), context) as pool,
         _watching(jobs) as watch,
     ):
         futures = [pool.submit(_carry_out, job) for job in jobs]

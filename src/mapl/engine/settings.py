@@ -23,6 +23,9 @@ class TrainSettings(BaseModel):
     betas: tuple[Rate, Rate] = Field((0.5, 0.999), description="Adam's decay rates; the paper's momentum is the first.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of 'sgd'.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
+    threads: int = Field(
+        1, ge=1, description="CPU threads; a setting, because sums, and so the last bits of a result, depend on them."
+    )
     reset: bool = Field(
         True, description="Whether every round starts with a new optimiser, as the released program does."
     )

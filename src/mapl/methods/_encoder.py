@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, mse_loss
 
 import mapl.data.sources
+from mapl.client import Server
 from mapl.data.dataset import DataSettings
+from mapl.keys import ALWAYS, generator, key
 from mapl.plugins import find
 
 Image = tuple[int, int, int]
@@ -30,12 +33,13 @@ def encoder(image: Image, latent: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image), 256), nn.ReLU(), nn.Linear(256, latent))
 
 
-def trained_encoder(image: Image, latent: int, source: str, epochs: int, seed: int) -> nn.Sequential:
+def trained_encoder(server: Server, latent: int, source: str, epochs: int) -> nn.Sequential:
     """The first half of an autoencoder that reproduces the source's images (mean squared error)."""
-    draw = torch.Generator().manual_seed(seed)
-    images = synthetic(image, draw) if source == SYNTHETIC else published(source, image)
+    image = server.image
+    draw = generator(server.seed, server.id, ALWAYS, "encoder's images")
+    images = synthetic(image, draw) if source == SYNTHETIC else published(source, image, server.data_folder)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(key(server.seed, server.id, ALWAYS, "encoder's weights"))
         made = encoder(image, latent)
         decoder = nn.Sequential(nn.Linear(latent, 256), nn.ReLU(), nn.Linear(256, math.prod(image)), nn.Sigmoid())
     optimizer = torch.optim.Adam([*made.parameters(), *decoder.parameters()], 1e-3)
@@ -55,10 +59,10 @@ def synthetic(image: Image, draw: torch.Generator) -> Tensor:
     return interpolate(coarse, (height, width), mode="bilinear").sub(0.5).mul(3).clamp(0, 1)
 
 
-def published(source: str, image: Image) -> Tensor:
+def published(source: str, image: Image, folder: Path | None) -> Tensor:
     """The first images of another data set, in the size and number of channels at hand, scaled to [0, 1]."""
     channels, height, width = image
-    dataset = find("data set", source, mapl.data.sources)().load(DataSettings(name=source))
+    dataset = find("data set", source, mapl.data.sources)().load(DataSettings(name=source, folder=folder))
     pixels = dataset.train.pixels[:MOST_IMAGES].float() / 255
     grey_or_colour = pixels.mean(1, keepdim=True).expand(-1, channels, -1, -1) if len(pixels[0]) != channels else pixels
     return interpolate(grey_or_colour, (height, width), mode="bilinear")

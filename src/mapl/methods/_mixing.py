@@ -33,6 +33,11 @@ def mixed(weights: Tensor, stacked: Tensor) -> Tensor:
     return result
 
 
+def row_of(client: int, clients: Tensor, rows: Tensor) -> Tensor:
+    """The row of `rows` (n, …) that belongs to a client, where `clients` (n,) says whose each is."""
+    return rows[int((clients == client).nonzero())]
+
+
 def weighted_mean(weights: Tensor, stacked: Tensor) -> Tensor:
     """Σ_j w_j x_j / Σ_j w_j for weights (n,), of any positive sum, and stacked (n, …)."""
     return mixed(weights.double() / weights.sum(), stacked)

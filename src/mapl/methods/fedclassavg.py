@@ -17,8 +17,8 @@ from mapl.network import Inbox, Letter
 
 __all__ = ["FedClassAvg"]
 
-SCALE = 100 / 0.07
-"""Temperature over base temperature in the authors' program, a factor of its contrastive loss."""
+BASE_TEMPERATURE = 0.07
+"""In the authors' program the contrastive loss has the factor temperature / base temperature."""
 
 
 class FedClassAvgSettings(MethodSettings):
@@ -85,7 +85,7 @@ class FedClassAvg(Centralised[FedClassAvgSettings]):
 
 
 def raw_contrastive(embedding: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """FedClassAvg's own contrast: inner products of raw embeddings / τ, log outside the sum, times 100/0.07.
+    """FedClassAvg's own contrast: inner products of raw embeddings / τ, log outside the sum, times τ/0.07.
 
     embedding: (B, d_z); labels: (B,). A sample without a positive contributes 0.
     """
@@ -94,4 +94,4 @@ def raw_contrastive(embedding: Tensor, labels: Tensor, temperature: float) -> Te
     products = embedding @ embedding.T / temperature
     log_probability = products - products.masked_fill(~others, -torch.inf).logsumexp(dim=1, keepdim=True)
     summed = (log_probability * positives).sum(dim=1) / positives.sum(dim=1).clamp(min=1)
-    return -SCALE * summed.mean()
+    return -temperature / BASE_TEMPERATURE * summed.mean()

@@ -41,6 +41,7 @@ class FedProto(Centralised[FedProtoSettings]):
 
     name = "fedproto"
     Settings = FedProtoSettings
+    without_letters = "local"
 
     def prepare(self, client: Client) -> None:
         shape = client.model.head.weight.shape

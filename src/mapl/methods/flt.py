@@ -11,9 +11,10 @@ from torch import Tensor
 
 from mapl.client import Client, Server
 from mapl.errors import MaplError
+from mapl.keys import ALWAYS, key
 from mapl.methods._base import MethodSettings
 from mapl.methods._encoder import check_source, encoder, trained_encoder
-from mapl.methods._mixing import flatten, load_flat, mixed
+from mapl.methods._mixing import flatten, load_flat, mixed, row_of
 from mapl.methods._plain import WholeModels
 from mapl.network import Inbox, Letter
 
@@ -60,11 +61,12 @@ class FLT(WholeModels[FLTSettings]):
 
     def opening(self, server: Server) -> Letter:
         use = self.settings
-        made = trained_encoder(server.image, use.latent, use.encoder_data, use.encoder_epochs, _seed(server))
+        made = trained_encoder(server, use.latent, use.encoder_data, use.encoder_epochs)
         return server.letter(0, {"encoder": flatten(made)})
 
     def answer(self, client: Client, inbox: Inbox) -> Letter:
         from sklearn.cluster import KMeans  # slow to import, and other methods do without it
+        from threadpoolctl import threadpool_limits
 
         channels, height, width = client.train.pixels.shape[1:]
         made = encoder((channels, height, width), self.settings.latent)
@@ -72,7 +74,9 @@ class FLT(WholeModels[FLTSettings]):
         with torch.no_grad():
             codes = made(client.train.pixels.float() / 255).numpy()
         count = len(torch.unique(client.train.labels))
-        found = KMeans(count, n_init=10, random_state=_seed(client)).fit(codes).cluster_centers_
+        seed = key(client.seed, client.id, ALWAYS, "centres") % 2**31
+        with threadpool_limits(1):  # more threads add up in any order
+            found = KMeans(count, n_init=10, random_state=seed).fit(codes).cluster_centers_
         centres = torch.zeros(client.model.head.out_features, self.settings.latent)
         centres[:count] = torch.from_numpy(found)
         return client.letter(0, {"centres": centres, "count": torch.tensor([count])})
@@ -80,17 +84,17 @@ class FLT(WholeModels[FLTSettings]):
     def settle(self, server: Server, inbox: Inbox) -> None:
         counts = inbox.tensor("count").flatten().tolist()
         centres = [rows[:count].numpy() for rows, count in zip(inbox.tensor("centres"), counts, strict=True)]
-        plane = _plane(np.concatenate(centres), _seed(server))
+        plane = _plane(np.concatenate(centres), key(server.seed, server.id, ALWAYS, "plane") % 2**31)
         distance = distances(np.split(plane, np.cumsum(counts)[:-1]))
         server.state["related"] = torch.from_numpy(distance < self.settings.threshold)
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
-        weights = server.state["related"].double() * inbox.samples
+        weights = server.state["related"][inbox.senders][:, inbox.senders].double() * inbox.samples
         weights = weights / weights.sum(dim=1, keepdim=True)
-        return {"models": mixed(weights, inbox.tensor("model"))}
+        return {"clients": inbox.senders, "models": mixed(weights, inbox.tensor("model"))}
 
     def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
-        return server.letter(round, {"model": aggregate["models"][client]})
+        return server.letter(round, {"model": row_of(client, aggregate["clients"], aggregate["models"])})
 
 
 def distances(groups: list[np.ndarray]) -> np.ndarray:
@@ -118,8 +122,3 @@ def _plane(points: np.ndarray, seed: int) -> np.ndarray:
     start = "random" if few else "spectral"
     umap = UMAP(n_neighbors=min(15, len(points) - 1), init=start, random_state=seed, n_jobs=1)
     return np.asarray(umap.fit_transform(points))
-
-
-def _seed(node: Client | Server) -> int:
-    """From the run's fingerprint, which the recipe's seed is part of."""
-    return (int(node.run, 16) + node.id) % 2**31

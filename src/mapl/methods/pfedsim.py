@@ -9,7 +9,7 @@ from torch import Tensor
 from mapl.client import Client, Server
 from mapl.graph import head_similarity
 from mapl.methods._base import Centralised, MethodSettings
-from mapl.methods._mixing import flatten, load_flat, mixed, weighted_mean
+from mapl.methods._mixing import flatten, load_flat, mixed, row_of, weighted_mean
 from mapl.methods._plain import Plain
 from mapl.network import Inbox, Letter
 
@@ -55,12 +55,12 @@ class PFedSim(Plain[PFedSimSettings], Centralised[PFedSimSettings]):
             names = ("backbone", "head.weight", "head.bias")
             return {name: weighted_mean(inbox.samples, inbox.tensor(name)) for name in names}
         weights = personal_weights(inbox.tensor("head.weight"))
-        return {"backbones": mixed(weights, inbox.tensor("backbone"))}
+        return {"clients": inbox.senders, "backbones": mixed(weights, inbox.tensor("backbone"))}
 
     def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
         if round < self.settings.warmup:
             return server.letter(round, aggregate)
-        return server.letter(round, {"backbone": aggregate["backbones"][client]})
+        return server.letter(round, {"backbone": row_of(client, aggregate["clients"], aggregate["backbones"])})
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         if not len(inbox):

@@ -70,6 +70,8 @@ def _described(name: str, description: Callable[[], str]) -> str:
 
 def _scenario(recipe: Recipe) -> str:
     number = recipe.partition.scenario
+    if recipe.partition.scheme != "scenario":
+        return f"none; the data were dealt by the scheme {recipe.partition.short()!r}"
     return f"{number} – {SCENARIOS[number]}; {count(recipe.partition.clusters, 'cluster')}"
 
 
