@@ -78,15 +78,16 @@ class Watch:
 
     def __call__(self, futures: Sequence[Future[None]]) -> None:
         start, said = time.monotonic(), 0.0
+        before = sum(_lines(job.folder / HISTORY) for job in self.jobs)
         while not all(future.done() for future in futures):
             if any(future.done() and future.exception() for future in futures):
                 return
             done = sum(_lines(job.folder / HISTORY) for job in self.jobs)
             self.bar.update(self.task, completed=done)
             elapsed = time.monotonic() - start
-            if self.bar.disable and elapsed - said > 30 and done:
+            if self.bar.disable and elapsed - said > 30 and done > before:
                 said = elapsed
-                left = elapsed / done * (self.total - done)
+                left = elapsed / (done - before) * (self.total - done)
                 print(f"{100 * done // self.total} % of the rounds done, about {left:.0f} s left", flush=True)
             time.sleep(0.5)
         self.bar.update(self.task, completed=self.total)
