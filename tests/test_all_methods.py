@@ -176,6 +176,34 @@ def test_a_server_reaches_everybody_whatever_the_topology(method):
     assert play(quick(method, network={"topology": {"name": "ring"}})).ledger.messages == messages
 
 
+@pytest.mark.parametrize("method", CENTRALISED)
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_client_that_stays_away_for_a_round_is_not_written_to_and_keeps_what_it_trained(method, absent, sent):
+    world = build_world(quick(method))
+    wants = world.method.wants
+    world.method.wants = lambda c, round, near: near[:0] if (c.id, round) == (1, absent) else wants(c, round, near)
+    for t in range(T):
+        sent.clear()
+        trained = {}
+        train = type(world.engine).train
+
+        def watched(client, round, train=train, trained=trained):
+            losses = train(world.engine, client, round)
+            trained[client.id] = {k: v.clone() for k, v in client.model.state_dict().items()}
+            return losses
+
+        world.engine.train = watched
+        play_round(world, t)
+        here = [0, 2, 3] if t == absent else [0, 1, 2, 3]
+        assert sorted({one.to for one in sent if one.letter.sender == M}) == here
+        assert sorted({one.letter.sender for one in sent if one.to == M}) == here
+        if t == absent:
+            assert_same(dict(world.clients[1].model.state_dict()), trained[1])
+        if method == "fedavg":
+            alike = [c.id for c in world.clients if torch.equal(c.model.head.bias, world.clients[0].model.head.bias)]
+            assert alike == here
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
 def test_a_letter_is_the_same_whatever_the_images_and_labels_are(method):
     """Untrained, since training is meant to look at them: nothing of the data itself may be in a letter."""

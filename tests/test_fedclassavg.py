@@ -20,7 +20,7 @@ from mapl.world import build_world
 
 
 def original(embedding: Tensor, labels: Tensor, temperature: float) -> float:
-    """−(100/0.07) · mean_q 1/|P(q)| Σ_{r ∈ P(q)} log( e^{z_q·z_r/τ} / Σ_{m≠q} e^{z_q·z_m/τ} )."""
+    """−(τ/0.07) · mean_q 1/|P(q)| Σ_{r ∈ P(q)} log( e^{z_q·z_r/τ} / Σ_{m≠q} e^{z_q·z_m/τ} )."""
     z, y = embedding.double().tolist(), labels.tolist()
     dot = [[sum(a * b for a, b in zip(p, q, strict=True)) / temperature for q in z] for p in z]
     total = 0.0
@@ -30,7 +30,7 @@ def original(embedding: Tensor, labels: Tensor, temperature: float) -> float:
         below = math.log(sum(math.exp(dot[q][m]) for m in others))
         if positives:
             total += sum(dot[q][r] - below for r in positives) / len(positives)
-    return -100 / 0.07 * total / len(y)
+    return -temperature / 0.07 * total / len(y)
 
 
 def port(embedding: Tensor, labels: Tensor, temperature: float) -> float:
@@ -78,13 +78,13 @@ def test_the_terms(contrast, by_hand):
     embedding = copy.deepcopy(client.model).embed(images).detach()
     terms = world.method.loss(client, images, labels)
     assert set(terms) == {"cross_entropy", "contrastive", "proximity"}
-    assert float(terms["contrastive"]) == pytest.approx(by_hand(embedding, labels, 2.0), rel=1e-4)
+    assert float(terms["contrastive"].detach()) == pytest.approx(by_hand(embedding, labels, 2.0), rel=1e-4)
     logits = client.model.head(torch.relu(embedding))
     assert torch.allclose(terms["cross_entropy"], cross_entropy(logits[:5], labels[:5]))
     assert not torch.allclose(terms["cross_entropy"], cross_entropy(logits, labels))
     head = {name: tensor.double() for name, tensor in client.model.head.state_dict().items()}
     pull = sum(float(((head[name] - start[name]) ** 2).mean()) for name in ("weight", "bias"))
-    assert float(terms["proximity"]) == pytest.approx(0.6 / 2 * pull, rel=1e-4)
+    assert float(terms["proximity"].detach()) == pytest.approx(0.6 / 2 * pull, rel=1e-4)
     torch.stack(list(terms.values())).sum().backward()
     slopes = [p.grad for part in (client.model.backbone, client.model.head) for p in part.parameters()]
     assert all(slope is not None and slope.isfinite().all() for slope in slopes)
@@ -99,7 +99,7 @@ def test_the_head_is_pulled_to_where_it_was_when_the_round_began():
     def watched(client, images, labels):
         terms = loss(client, images, labels)
         if client.id == 2:
-            pulls.append(float(terms["proximity"]))
+            pulls.append(float(terms["proximity"].detach()))
         return terms
 
     world.method.loss = watched

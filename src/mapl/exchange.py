@@ -50,13 +50,13 @@ def _through_server(
     letters = {c.id: method.letter(c, round) for c in writers}
     asked = {server.id: torch.tensor(sorted(letters), dtype=torch.long)}
     inbox = post.deliver(letters, asked, same_round=opened)[server.id]
-    if not len(inbox):
-        for client in clients:
-            yield client, inbox
+    nothing = inbox.select(torch.empty(0, dtype=torch.long))
+    yield from ((c, nothing) for c in clients if not len(requests[c.id]))
+    if not writers:
         return
     aggregate = method.aggregate(server, round, inbox)
     # One delivery for all who get the same letter, one each for those who get a personal one.
-    groups = [[c] for c in clients] if method.personal else [clients]
+    groups = [[c] for c in writers] if method.personal else [writers]
     for group in groups:
         reply = {server.id: method.reply(server, group[0].id, round, aggregate)}
         inboxes = post.deliver(reply, {c.id: requests[c.id] for c in group}, same_round=True)

@@ -86,7 +86,9 @@ class FLT(WholeModels[FLTSettings]):
         centres = [rows[:count].numpy() for rows, count in zip(inbox.tensor("centres"), counts, strict=True)]
         plane = _plane(np.concatenate(centres), key(server.seed, server.id, ALWAYS, "plane") % 2**31)
         distance = distances(np.split(plane, np.cumsum(counts)[:-1]))
-        server.state["related"] = torch.from_numpy(distance < self.settings.threshold)
+        related = torch.eye(server.size, dtype=torch.bool)  # who did not answer is related to itself alone
+        related[inbox.senders[:, None], inbox.senders] = torch.from_numpy(distance < self.settings.threshold)
+        server.state["related"] = related
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         weights = server.state["related"][inbox.senders][:, inbox.senders].double() * inbox.samples
@@ -116,9 +118,14 @@ def _plane(points: np.ndarray, seed: int) -> np.ndarray:
             f"method 'flt' maps the centres of all clients to the plane, which takes 3 or more, but there are "
             f"{len(points)}: it needs more clients, or clients with more classes"
         )
+    threads = torch.get_num_threads()
     from umap import UMAP  # half a minute to import and compile, and only this method needs it
 
     few = len(points) < 10  # the spectral start needs more points than that
     start = "random" if few else "spectral"
     umap = UMAP(n_neighbors=min(15, len(points) - 1), init=start, random_state=seed, n_jobs=1)
-    return np.asarray(umap.fit_transform(points))
+    try:
+        return np.asarray(umap.fit_transform(points))
+    finally:
+        # It leaves the process with as many threads as there are cores: other sums from here on, and far slower ones.
+        torch.set_num_threads(threads)
