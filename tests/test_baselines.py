@@ -139,6 +139,15 @@ def test_pfedsim_mixes_backbones_by_the_similarity_of_heads_and_leaves_heads_at_
     assert_mixed(world, before, rows, BACKBONE)
 
 
+def test_pfedsim_mixes_those_who_are_there():
+    world = prepared("pfedsim", method={"warmup": 0})
+    world.method.wants = lambda client, round, near: near[:0] if client.id == 1 else near
+    before = snapshot(world)
+    rows = [[*row[:1], 0.0, *row[1:]] for row in pfedsim_rows([before[0], *before[2:]])]
+    swap(world, 0)
+    assert_mixed(world, before, [rows[0], [0, 1, 0, 0], *rows[1:]], BACKBONE)
+
+
 def test_pfedsim_gives_nothing_to_heads_that_point_elsewhere_and_survives_equal_ones():
     one = torch.rand(10, 12)
     weights = personal_weights(torch.stack([one, -one, one.clone()]))

@@ -125,6 +125,12 @@ def test_relations_come_from_letters_alone(flat, monkeypatch):
     assert other.server.state["related"].tolist() == related
 
 
+def test_who_does_not_answer_is_related_to_itself_alone(flat):
+    world = build_world(recipe(threshold=1e9))
+    without(world, 1)
+    assert relations(world).int().tolist() == [[1, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [1, 0, 1, 1]]
+
+
 def test_clients_may_have_different_numbers_of_classes(flat):
     over = {**OVER, "partition": {"scenario": 2, "clusters": 3, "overlap": 2, "shots": 3}}
     world = play(small("flt", **over, clients=6, method={"latent": LATENT, "encoder_epochs": 1}), rounds=1)
@@ -137,8 +143,15 @@ def test_clients_may_have_different_numbers_of_classes(flat):
 # The average
 
 
-def test_each_client_gets_the_average_of_its_relations_weighted_by_samples():
+def without(world: World, absent: int) -> None:
+    """That client stays away (-1: nobody does)."""
+    world.method.wants = lambda client, round, near: near[:0] if client.id == absent else near
+
+
+@pytest.mark.parametrize("absent", [-1, 1])
+def test_each_client_gets_the_average_of_its_relations_weighted_by_samples(absent):
     world = build_world(recipe())
+    without(world, absent)
     for client in world.clients:
         for tensor in client.model.state_dict().values():
             if tensor.is_floating_point():
@@ -152,8 +165,12 @@ def test_each_client_gets_the_average_of_its_relations_weighted_by_samples():
     assert len(set(samples)) > 2
     for client, inbox in exchange(world.method, world.clients, world.server, world.topology, Post(world.ledger), 1):
         world.method.absorb(client, 1, inbox)
-    assert world.ledger.messages == 8  # no opening in a later round
+    assert world.ledger.messages == (8 if absent < 0 else 6)  # no opening in a later round
     for i, client in enumerate(world.clients):
+        if i == absent:
+            related[i] = [int(i == j) for j in range(4)]
+        elif absent >= 0:
+            related[i][absent] = 0
         total = sum(r * n for r, n in zip(related[i], samples, strict=True))
         for name, tensor in client.model.state_dict().items():
             if name.startswith(("backbone", "head")) and tensor.is_floating_point():
