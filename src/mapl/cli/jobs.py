@@ -88,7 +88,7 @@ class Watch:
             if self.bar.disable and elapsed - said > 30 and done > before:
                 said = elapsed
                 left = elapsed / (done - before) * (self.total - done)
-                print(f"{100 * done // self.total} % of the rounds done, about {left:.0f} s left", flush=True)
+                print(f"{100 * done // self.total} % done, about {left:.0f} s left", file=sys.stderr, flush=True)
             time.sleep(0.5)
         self.bar.update(self.task, completed=self.total)
 
