@@ -170,12 +170,15 @@ def suggestions(data: Any, method: Any) -> Tree:
     """What a recipe should default to with this data set; of its suggestions for methods, those that this one takes."""
     if data == GIVEN_IN_PYTHON or not isinstance(data, str):
         return {}
-    suggested: Tree = getattr(find("data set", data, mapl.data.sources), "suggests", {})
-    if "method" not in suggested or not isinstance(method, dict):
+    source = find("data set", data, mapl.data.sources)
+    suggested: Tree = getattr(source, "suggests", {})
+    name = method.get("name", "mapl") if isinstance(method, dict) else None
+    if not isinstance(name, str):
         return suggested
-    name = method.get("name", "mapl")
-    known = settings_class(name).model_fields if isinstance(name, str) else {}
-    return {**suggested, "method": {k: v for k, v in suggested["method"].items() if k in known}}
+    known = settings_class(name).model_fields
+    if find("method", name, mapl.methods).homogeneous:
+        suggested = merge(suggested, {"model": {"backbones": [getattr(source, "alike", "resnet18")]}})
+    return {**suggested, "method": {k: v for k, v in suggested.get("method", {}).items() if k in known}}
 
 
 def read(path: Path) -> Tree:

@@ -122,5 +122,6 @@ class DataSource(Protocol):
 
     name: ClassVar[str]
     suggests: ClassVar[dict[str, Any]]
+    # It may also have `alike`: the backbone for methods that need all clients to have the same one, if not resnet18.
 
     def load(self, settings: DataSettings) -> Dataset: ...

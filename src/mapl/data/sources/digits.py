@@ -19,6 +19,8 @@ class Digits:
     """
 
     name: ClassVar[str] = "digits"
+    alike: ClassVar[str] = "cnn"
+    """The backbone of all clients where a method needs them to have the same one."""
     # So that a run takes seconds, and so that few enough images are dealt for collaboration to have something to add.
     suggests: ClassVar[dict[str, Any]] = {
         "clients": 10,
