@@ -21,7 +21,7 @@ import mapl.methods
 from mapl.data.augment import PLAIN, RELEASED, AugmentSettings
 from mapl.data.dataset import DataSettings
 from mapl.data.partition import PartitionSettings
-from mapl.engine.settings import TrainSettings
+from mapl.engine.settings import EngineSettings, TrainSettings
 from mapl.errors import MaplError, unknown
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods.mapl import MaplSettings
@@ -125,6 +125,7 @@ class Recipe(Section):
     model: ModelSettings = Field(ModelSettings(), description="The clients' models.")
     augment: AugmentSection = Field(AugmentSection(), description="How training images are augmented.")
     train: TrainSettings = Field(TrainSettings(), description="Local training.")
+    engine: EngineSettings = Field(EngineSettings(), description="Where and how fast the clients train.")
     network: NetworkSection = Field(NetworkSection(), description="The network.")
     evaluate: EvaluateSection = Field(EvaluateSection(), description="Tests.")
     checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints.")
@@ -144,7 +145,7 @@ class Recipe(Section):
     def fingerprint(self) -> str:
         """16 hex digits that two recipes share when they describe the same run, whatever its name, place and length."""
         tree = self.model_dump(
-            mode="json", exclude={"name": True, "rounds": True, "checkpoint": True, "data": {"folder": True}}
+            mode="json", exclude={"name": True, "rounds": True, "checkpoint": True, "engine": True, "data": {"folder": True}}
         )
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -18,7 +18,7 @@ from mapl.world import World
 def play_round(world: World, t: int) -> tuple[Round, dict[str, float]]:
     """One round: learn, write letters, read them, adjust. Returns its line and the seconds of each part."""
     clock = _Clock()
-    losses = [world.engine.train(client, t) for client in world.clients]
+    losses = world.engine.train_all(world.clients, t)
     clock.lap("train")
     accuracy = _test(world, t, "trained")
     clock.lap("evaluate")
@@ -45,7 +45,7 @@ def _test(world: World, t: int, moment: str) -> list[float] | None:
     """Accuracies, if this round is tested and this is the moment for it."""
     if world.recipe.evaluate.moment != moment or not (is_tested(world.recipe, t) or _spends_budget(world, t, moment)):
         return None
-    return [world.engine.evaluate(client) for client in world.clients]
+    return world.engine.evaluate_all(world.clients)
 
 
 def is_tested(recipe: Recipe, t: int) -> bool:

@@ -17,7 +17,8 @@ from mapl.client import Client, Server
 from mapl.data.augment import Augmentation
 from mapl.data.dataset import Dataset, DataSettings
 from mapl.data.partition import partition
-from mapl.engine.eager import EagerEngine
+from mapl.engine._base import Engine
+from mapl.engine.choose import find_device, make_engine
 from mapl.errors import MaplError
 from mapl.exchange import reachable
 from mapl.history import RECIPE, ClientCard, Round, decode_all, encode_all
@@ -35,7 +36,7 @@ class World:
     recipe: Recipe
     clients: list[Client]
     method: Method[Any]
-    engine: EagerEngine
+    engine: Engine
     topology: Topology
     server: Server | None = None
     """The middle of a centralised method."""
@@ -72,12 +73,13 @@ def build_world(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[
     dataset = data or load_data(recipe)
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
     augment = recipe.augment.contrastive if method.augmentation == "contrastive" else recipe.augment.plain
-    augmentation = Augmentation(augment, dataset.image, dataset.mean, dataset.std)
+    device = find_device(recipe.engine)
+    augmentation = Augmentation(augment, dataset.image, dataset.mean, dataset.std, device=device)
     world = World(
         recipe=recipe,
         clients=_clients(recipe, dataset, backbones or {}),
         method=method,
-        engine=EagerEngine(method, recipe.train, augmentation, recipe.seed),
+        engine=make_engine(method, recipe.train, augmentation, recipe.seed, recipe.engine, device),
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
     )
     if isinstance(method, Centralised):
@@ -90,6 +92,7 @@ def build_world(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[
             data_folder=recipe.data.folder,
         )
     _check_alike(world)
+    world.engine.adopt(world.clients)
     for client in world.clients:
         method.prepare(client)
     world.topology.graph(0)  # an impossible one is better refused now than in the first round

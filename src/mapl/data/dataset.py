@@ -39,6 +39,9 @@ class Images:
     def take(self, indices: Tensor) -> Images:
         return Images(self.pixels[indices], self.labels[indices])
 
+    def to(self, device: torch.device) -> Images:
+        return Images(self.pixels.to(device), self.labels.to(device))
+
     def counts(self, classes: int) -> list[int]:
         """How many images each class has."""
         return torch.bincount(self.labels, minlength=classes).tolist()

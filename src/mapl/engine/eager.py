@@ -2,81 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mapl.client import Client
-from mapl.data.augment import Augmentation
+from mapl.data.dataset import Images
+from mapl.engine._base import Draws, Engine, check_finite
 from mapl.engine.settings import TrainSettings
-from mapl.errors import MaplError
-from mapl.keys import generator, key
-from mapl.methods._base import Method
+from mapl.keys import key
+
+__all__ = ["Draws", "EagerEngine", "make_optimizer"]
+
+TEST_BATCH = 512
 
 
-@dataclass(frozen=True)
-class Draws:
-    """All that is random in one client's round, drawn before it starts."""
-
-    batches: Tensor
-    """Indices into the client's training images: (steps, B)."""
-    uniforms: Tensor
-    """What its augmentation reads: (steps, views · B, P)."""
-
-
-class EagerEngine:
+class EagerEngine(Engine):
     """Trains and tests clients one by one."""
 
-    def __init__(self, method: Method[Any], settings: TrainSettings, augmentation: Augmentation, seed: int):
-        self.method = method
-        self.settings = settings
-        self.augmentation = augmentation
-        self.seed = seed
-        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+    optimizers: dict[int, torch.optim.Optimizer]
 
-    def draw(self, client: Client, round: int) -> Draws:
-        """The order of the images and every augmentation's parameters: a function of (seed, client, round) alone."""
-        n, settings = client.samples, self.settings
-        batch = min(settings.batch, n)
-        order = generator(self.seed, client.id, round, "order")
-        epochs = [torch.randperm(n, generator=order)[: n // batch * batch] for _ in range(settings.epochs)]
-        batches = torch.cat(epochs).view(-1, batch)
-        steps, views = len(batches), self.method.views
-        uniforms = self.augmentation.draw(generator(self.seed, client.id, round, "augmentation"), steps * views * batch)
-        return Draws(batches, uniforms.view(steps, views * batch, -1))
+    def adopt(self, clients: Sequence[Client]) -> None:
+        super().adopt(clients)
+        self.optimizers = {}
+        self._images: dict[tuple[int, str], Images] = {}
+
+    def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
+        return [self.train(client, round) for client in clients]
 
     def train(self, client: Client, round: int) -> dict[str, float]:
         """PML: a round of local training. Returns the mean of each term of the loss."""
         draws = self.draw(client, round)
-        if draws.uniforms.shape[1] == 1:
-            raise MaplError(
-                f"client {client.id} has a single training image, too few to normalise a batch: raise partition.shots"
-            )
+        images = self._on_device(client, "train")
+        batches, uniforms = draws.batches.to(self.device), draws.uniforms.to(self.device)
         optimizer = self._optimizer(client)
         client.model.train()
         totals: dict[str, Tensor] = {}
         # Layers that draw for themselves (dropout) read the global generator: lend it the key of this client and round.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(key(self.seed, client.id, round, "layers"))
-            for step, (batch, uniforms) in enumerate(zip(draws.batches, draws.uniforms, strict=True)):
-                epoch, first = divmod(step, len(draws.batches) // self.settings.epochs)
+            for step in range(len(batches)):
+                epoch, first = divmod(step, len(batches) // self.settings.epochs)
                 if first == 0:
                     self.method.start_epoch(client, round, epoch)
-                terms = self._step(client, optimizer, batch, uniforms)
+                terms = self._step(client, optimizer, images.take(batches[step]), uniforms[step])
                 for name, value in terms.items():
                     totals[name] = totals[name] + value if name in totals else value
-        losses = {name: float(total) / len(draws.batches) for name, total in totals.items()}
-        _check_finite(client, round, losses)
+        losses = {name: float(total) / len(batches) for name, total in totals.items()}
+        check_finite(client, round, losses)
         return losses
 
     def _step(
-        self, client: Client, optimizer: torch.optim.Optimizer, batch: Tensor, uniforms: Tensor
+        self, client: Client, optimizer: torch.optim.Optimizer, batch: Images, uniforms: Tensor
     ) -> dict[str, Tensor]:
         views = self.method.views
-        images = self.augmentation.apply(client.train.pixels[batch].repeat(views, 1, 1, 1), uniforms)
-        terms = self.method.loss(client, images, client.train.labels[batch].repeat(views))
+        images = self.augmentation.apply(batch.pixels.repeat(views, 1, 1, 1), uniforms)
+        terms = self.method.loss(client, images, batch.labels.repeat(views))
         optimizer.zero_grad(set_to_none=True)
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -87,21 +69,31 @@ class EagerEngine:
             self.optimizers[client.id] = make_optimizer(client, self.settings)
         return self.optimizers[client.id]
 
+    def _on_device(self, client: Client, split: str) -> Images:
+        """The client's images; on a GPU a copy of them, made once and kept."""
+        images: Images = getattr(client, split)
+        if self.device.type == "cpu":
+            return images
+        if (client.id, split) not in self._images:
+            self._images[client.id, split] = images.to(self.device)
+        return self._images[client.id, split]
+
     @torch.no_grad()
     def embed(self, client: Client) -> Tensor:
-        """Embeddings z of the client's test images: (n, d_z)."""
         client.model.eval()
-        images = self.augmentation.normalise(client.test.pixels)
-        return torch.cat([client.model.embed(part) for part in torch.split(images, 512)])
+        images = self.augmentation.normalise(self._on_device(client, "test").pixels)
+        return torch.cat([client.model.embed(part) for part in torch.split(images, TEST_BATCH)])
+
+    def evaluate_all(self, clients: Sequence[Client]) -> list[float]:
+        return [self.evaluate(client) for client in clients]
 
     @torch.no_grad()
     def evaluate(self, client: Client) -> float:
         """Share of the client's test images that it classifies rightly."""
-        right = self.method.scores(client, self.embed(client)).argmax(1) == client.test.labels
+        right = self.method.scores(client, self.embed(client)).argmax(1) == self._on_device(client, "test").labels
         return int(right.sum()) / len(right)
 
     def state(self) -> dict[str, Tensor]:
-        """The optimisers that live on from round to round, as named tensors."""
         if self.settings.reset:
             return {}
         return {
@@ -112,16 +104,15 @@ class EagerEngine:
             if value is not None
         }
 
-    def load_state(self, clients: list[Client], state: dict[str, Tensor]) -> None:
+    def load_state(self, clients: Sequence[Client], state: dict[str, Tensor]) -> None:
+        entries: dict[int, dict[int, dict[str, Tensor]]] = {}
+        for path, value in state.items():
+            owner, index, name = path.split(".")
+            entries.setdefault(int(owner), {}).setdefault(int(index), {})[name] = value
         for client in clients:
-            entries: dict[int, dict[str, Tensor]] = {}
-            for path, value in state.items():
-                owner, index, name = path.split(".")
-                if int(owner) == client.id:
-                    entries.setdefault(int(index), {})[name] = value
-            if entries:
+            if client.id in entries:
                 optimizer = make_optimizer(client, self.settings)
-                optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
+                optimizer.load_state_dict({**optimizer.state_dict(), "state": entries[client.id]})
                 self.optimizers[client.id] = optimizer
 
 
@@ -135,12 +126,3 @@ def make_optimizer(client: Client, settings: TrainSettings) -> torch.optim.Optim
     return torch.optim.SGD(
         parameters, settings.learning_rate, settings.momentum, weight_decay=settings.weight_decay, fused=True
     )
-
-
-def _check_finite(client: Client, round: int, losses: dict[str, float]) -> None:
-    for name, value in losses.items():
-        if not abs(value) < float("inf"):
-            raise MaplError(
-                f"the {name} loss of client {client.id} became {value} in round {round}; "
-                "a lower train.learning_rate usually helps"
-            )

@@ -1,4 +1,4 @@
-"""How a client trains; every engine reads the same settings."""
+"""How a client trains, and on what; every engine reads the same settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
+Precision = Literal["fp32", "tf32", "bf16"]
 
 
 class TrainSettings(BaseModel):
@@ -28,4 +29,27 @@ class TrainSettings(BaseModel):
     )
     reset: bool = Field(
         True, description="Whether every round starts with a new optimiser, as the released program does."
+    )
+
+
+class EngineSettings(BaseModel):
+    """Where and how fast the clients train; the same recipe on another device is the same run but for rounding."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="'auto' takes the GPU where there is one.")
+    kind: Literal["auto", "eager", "graphs"] = Field(
+        "auto", description="One client after another ('eager'), or CUDA graphs of many clients; 'auto': graphs on GPUs."
+    )
+    precision: Precision = Field(
+        "bf16", description="Of matrix products and convolutions on a GPU; the CPU computes in fp32."
+    )
+    deterministic: bool = Field(
+        False, description="Only deterministic kernels on a GPU: slower, and equal from run to run. The CPU always is."
+    )
+    together: int = Field(8, ge=1, description="Most clients of one architecture that a GPU trains as one batch.")
+    memory: float | None = Field(
+        None,
+        gt=0,
+        description="GiB of GPU memory for clients' models; beyond it they wait on the host. Default: half of the card.",
     )

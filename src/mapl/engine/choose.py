@@ -1,0 +1,48 @@
+"""Which engine carries out a recipe on this machine."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from mapl.data.augment import Augmentation
+from mapl.engine._base import Engine
+from mapl.engine.eager import EagerEngine
+from mapl.engine.settings import EngineSettings, TrainSettings
+from mapl.errors import MaplError
+from mapl.methods._base import Method
+
+
+def find_device(settings: EngineSettings) -> torch.device:
+    """The device that the settings name, or the best there is."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise MaplError("engine.device: got 'cuda', but torch sees no GPU here; use 'cpu' or 'auto'")
+    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    if settings.kind == "graphs" and not cuda:
+        raise MaplError("engine.kind: got 'graphs', but CUDA graphs need a GPU, and this run is on the CPU")
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+
+def make_engine(
+    method: Method[Any],
+    train: TrainSettings,
+    augmentation: Augmentation,
+    seed: int,
+    settings: EngineSettings,
+    device: torch.device,
+) -> Engine:
+    """The eager engine, or on a GPU the one that captures CUDA graphs."""
+    graphs = device.type == "cuda" and settings.kind != "eager"
+    if graphs and find_spec("triton") is None:
+        if settings.kind == "graphs":
+            raise MaplError("engine.kind: got 'graphs', but Triton is not installed: pip install triton")
+        warnings.warn("Triton is not installed, so the GPU trains one client after another; see pip install triton")
+        graphs = False
+    if graphs:
+        from mapl.engine.graphs import GraphEngine  # Triton, which only a GPU needs
+
+        return GraphEngine(method, train, augmentation, seed, settings, device)
+    return EagerEngine(method, train, augmentation, seed, settings, device)
