@@ -140,7 +140,7 @@ def learn_weights(
     Args:
         weights: (M,), the present row. A neighbour's share that went missing is given back by the projection.
         me: the client's own position in the row.
-        heads: (M, K, D), the head weights that were received, and its own.
+        heads: (M, K, D), the head weights that were received, and its own; on any device, the rest on one.
         confidence: (M,), γ_j = n_j / Σ n.
         neighbours: (M,) booleans, whose letter arrived; its value at `me` does not matter.
 
@@ -157,7 +157,7 @@ def learn_weights(
         return row
     # A gather of all heads would copy every letter for nothing.
     members_heads = heads if len(members) == len(heads) else heads[members]
-    similarity = _similarity_row(members_heads, here, weights.dtype, settings)
+    similarity = _similarity_row(members_heads, here, weights.dtype, settings).to(weights.device)
     row[members] = _descend(weights[members], similarity, confidence[members], here, settings)
     return row
 

@@ -28,8 +28,11 @@ def alone(client: Client) -> Tensor:
 
 
 def mixed(weights: Tensor, stacked: Tensor) -> Tensor:
-    """Σ_j w_j x_j for weights (n,) and stacked (n, …); for a matrix of weights (m, n) one such sum a row, (m, …)."""
-    result: Tensor = torch.tensordot(weights.to(stacked.dtype), stacked, dims=1)
+    """Σ_j w_j x_j for weights (n,) and stacked (n, …); for a matrix of weights (m, n) one such sum a row, (m, …).
+
+    Weights are bookkeeping, which stays on the CPU; what they weigh may be on a GPU, and so is the result.
+    """
+    result: Tensor = torch.tensordot(weights.to(stacked), stacked, dims=1)
     return result
 
 

@@ -44,11 +44,12 @@ class FedProto(Centralised[FedProtoSettings]):
     without_letters = "local"
 
     def prepare(self, client: Client) -> None:
-        shape = client.model.head.weight.shape
-        client.state["sums"] = torch.zeros(shape)
-        client.state["counts"] = torch.zeros(shape[0], dtype=torch.int64)
-        client.state["prototypes"] = torch.zeros(shape)
-        client.state["known"] = torch.zeros(shape[0])
+        weight = client.model.head.weight.detach()  # (K, d_z), and on the device where the loss is computed
+        classes = len(weight)
+        client.state["sums"] = torch.zeros_like(weight)
+        client.state["counts"] = weight.new_zeros(classes, dtype=torch.int64)
+        client.state["prototypes"] = torch.zeros_like(weight)
+        client.state["known"] = weight.new_zeros(classes)
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:
         client.state["sums"].zero_()
@@ -84,7 +85,10 @@ class FedProto(Centralised[FedProtoSettings]):
             client.state["known"].copy_(inbox.tensor("held")[0] > 0)
 
     def scores(self, client: Client, embedding: Tensor) -> Tensor:
+        by_head = super().scores(client, embedding)
+        if self.settings.inference == "head":
+            return by_head
         known = client.state["known"] > 0
-        if self.settings.inference == "head" or not known.any():
-            return super().scores(client, embedding)
-        return -torch.cdist(embedding, client.state["prototypes"]).masked_fill(~known, torch.inf)
+        by_prototype = -torch.cdist(embedding, client.state["prototypes"]).masked_fill(~known, torch.inf)
+        # Before the first letter no class has a prototype. Chosen on the device: a step never waits for a value.
+        return torch.where(known.any(), by_prototype, by_head)

@@ -35,7 +35,8 @@ class FedSim(Plain[FedSimSettings], Centralised[FedSimSettings]):
     Settings = FedSimSettings
 
     def prepare(self, client: Client) -> None:
-        client.state["batches"] = torch.zeros(1, dtype=torch.int64)
+        # Counted inside a training step, so it lives where the model does.
+        client.state["batches"] = client.model.head.weight.new_zeros(1, dtype=torch.int64)
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:
         client.state["batches"].zero_()

@@ -83,7 +83,7 @@ class FLT(WholeModels[FLTSettings]):
 
     def settle(self, server: Server, inbox: Inbox) -> None:
         counts = inbox.tensor("count").flatten().tolist()
-        centres = [rows[:count].numpy() for rows, count in zip(inbox.tensor("centres"), counts, strict=True)]
+        centres = [rows[:count].numpy() for rows, count in zip(inbox.tensor("centres").cpu(), counts, strict=True)]
         plane = _plane(np.concatenate(centres), key(server.seed, server.id, ALWAYS, "plane") % 2**31)
         distance = distances(np.split(plane, np.cumsum(counts)[:-1]))
         related = torch.eye(server.size, dtype=torch.bool)  # who did not answer is related to itself alone
