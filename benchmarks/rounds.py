@@ -1,0 +1,200 @@
+"""A round of mapl against the same round in a plain loop."""
+
+from __future__ import annotations
+
+import torch
+from common import Options, PeakMemory, Report, Row, Stopwatch, cores, middle, published, say, synthetic
+from plain_loop import PlainLoop
+
+from mapl import Dataset, Recipe
+from mapl.recipe import merge
+from mapl.round import play_round
+from mapl.world import World, build_world
+
+SMALL = ["mlp", "cnn", "residual", "separable"]
+PAPERS = ["resnet18", "shufflenet", "googlenet", "alexnet"]
+
+# Steps so small that no edge is ever dropped: every round carries the letters of all pairs.
+GRAPH_FROM_THE_START = {"name": "mapl", "warmup": 0, "graph": {"step_size": 1e-7}}
+
+QUICK = {
+    "clients": 4,
+    "model": {"embedding": 16, "projection": 16, "hidden": 32},
+    "partition": {"shots": 4, "stride": 0, "test_shots": 4},
+    "train": {"batch": 8},
+}
+
+
+def setting(options: Options) -> tuple[Recipe, Dataset, str]:
+    """What is trained: on a GPU the paper's protocol, on a CPU small networks on FashionMNIST."""
+    if options.device.type == "cuda":
+        name, image, words = "cifar10", (3, 32, 32), "the paper's protocol, graph learning from the first round on"
+        tree = {
+            "clients": 20,
+            "method": GRAPH_FROM_THE_START,
+            "augment": {"contrastive": {"blur": 0.5}},
+            "model": {"backbones": PAPERS},
+        }
+    else:
+        name, image, words = "fashionmnist", (1, 28, 28), "small networks, the recipe's defaults for FashionMNIST"
+        tree = {"clients": 10, "model": {"backbones": SMALL}}
+    if options.quick:
+        image = (image[0], 8, 8) if options.device.type == "cpu" else image
+        tree = merge(tree, QUICK)
+    tree = merge(
+        tree, {"data": {"name": name, "folder": options.data_folder}, "engine": {"device": options.device.type}}
+    )
+    recipe = Recipe.of(**tree)
+    data = None if options.quick else published(recipe)
+    if data is None:
+        most = recipe.partition.stride * (recipe.clients - 1) + recipe.partition.shots
+        data = synthetic(image, most, 15 * recipe.clients)
+    return recipe, data, words
+
+
+def measure(options: Options) -> Report:
+    recipe, data, words = setting(options)
+    device = options.device
+    precisions = ("bf16", "tf32") if device.type == "cuda" and not options.quick else (recipe.engine.precision,)
+    ours = {p: _Ours(_with_precision(recipe, p), data, device) for p in precisions}
+    plain = _Plain(recipe, data, device, options)
+    rounds = 1 if options.quick else options.rounds
+    for repeat in range(rounds):  # by turns, so that what else the machine does meets both alike
+        for side in ours.values():
+            side.play()
+        if repeat == 0 or sum(plain.seconds) < options.seconds:
+            plain.play()
+    images = sum(c.samples // min(recipe.train.batch, c.samples) for c in plain.world.clients)
+    images *= recipe.train.batch * recipe.train.epochs
+    rows = [plain.row(images), *(side.row(images, plain.median) for side in ours.values())]
+    parts = [side.parts() for side in ours.values()]
+    return Report(
+        title="A round: training, exchange and test of all clients",
+        words=(
+            f"{recipe.clients} clients ({', '.join(recipe.model.backbones)}), {words}; data: {data.name}, "
+            f"{'×'.join(map(str, data.image))}; {recipe.train.batch} images a batch in two views, "
+            f"{plain.world.clients[0].samples:,} images and {len(plain.world.clients[0].test)} test images a client. "
+            "Seconds are medians; set-up is the world's making and the first round's excess over the median. "
+            f"What the plain loop is: `benchmarks/plain_loop.py`.{plain.others()}"
+        ),
+        tables={"Seconds a round": rows, "Parts of a round of mapl, in seconds": parts},
+        facts={"recipe": recipe.model_dump(mode="json", exclude={"data": {"folder"}})},
+    )
+
+
+def _with_precision(recipe: Recipe, precision: str) -> Recipe:
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"precision": precision})})
+
+
+class _Ours:
+    """mapl's side."""
+
+    def __init__(self, recipe: Recipe, data: Dataset, device: torch.device) -> None:
+        self.device, self.recipe = device, recipe
+        self.name = f"mapl, {recipe.engine.precision if device.type == 'cuda' else 'fp32'}"
+        say(f"{self.name}: setting up")
+        self.peak = PeakMemory(device)
+        watch = Stopwatch(device)
+        self.world: World = build_world(recipe, data)
+        self.setup = watch.stop()
+        self.seconds: list[float] = []
+        self.laps: list[dict[str, float]] = []
+        self.first = self._round(keep=False)
+        self.memory = self.peak.gpu()
+
+    def play(self) -> None:
+        self._round(keep=True)
+
+    def _round(self, keep: bool) -> float:
+        torch.set_num_threads(self.recipe.train.threads)
+        watch = Stopwatch(self.device)
+        laps = play_round(self.world, len(self.world.rounds))[1]
+        seconds = watch.stop()
+        say(f"{self.name}: {'a' if keep else 'first'} round in {seconds:.2f} s")
+        if keep:
+            self.seconds.append(seconds)
+            self.laps.append(laps)
+        return seconds
+
+    def row(self, images: int, plain: float) -> Row:
+        median = middle(self.seconds)
+        return {
+            "program": self.name,
+            "seconds a round": median,
+            "images/s": images / median,
+            "times as fast": plain / median,
+            "rounds measured": len(self.seconds),
+            "set-up, s": self.setup + max(0.0, self.first - median),
+            "peak GPU memory, GiB": self.memory,
+        }
+
+    def parts(self) -> Row:
+        names = self.laps[0]
+        return {"program": self.name, **{name: middle([laps[name] for laps in self.laps]) for name in names}}
+
+
+class _Plain:
+    """The plain loop's side, in the way that suits it best: how many loader processes, how many threads."""
+
+    def __init__(self, recipe: Recipe, data: Dataset, device: torch.device, options: Options) -> None:
+        self.device = device
+        self.peak = PeakMemory(device)
+        watch = Stopwatch(device)
+        # Its world lives on the CPU, so that no engine prepares anything for it; the loop moves the models itself.
+        on_cpu = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"device": "cpu"})})
+        self.world = build_world(on_cpu, data)
+        self.setup = watch.stop()
+        self.loops = {way: PlainLoop(self.world, data, device, way[0]) for way in _ways(options)}
+        self.tried: dict[tuple[int, int], list[float]] = {way: [] for way in self.loops}
+        next(iter(self.loops.values())).train(self.world.clients[0])  # what a program does once, the first time
+        self.memory: float | None = None
+
+    def play(self) -> None:
+        """A round; the first time one in every way, then only in the best."""
+        for workers, threads in self.loops if not self.seconds else [self.best]:
+            torch.set_num_threads(threads)
+            watch = Stopwatch(self.device)
+            self.loops[workers, threads].play(len(self.tried[workers, threads]))
+            self.tried[workers, threads].append(watch.stop())
+            way = f"{workers} loader processes, {threads} threads"
+            say(f"plain loop, {way}: a round in {self.tried[workers, threads][-1]:.2f} s")
+        self.memory = self.peak.gpu()
+
+    @property
+    def best(self) -> tuple[int, int]:
+        return min(self.tried, key=lambda way: middle(self.tried[way] or [float("inf")]))
+
+    @property
+    def seconds(self) -> list[float]:
+        return self.tried[self.best]
+
+    @property
+    def median(self) -> float:
+        return middle(self.seconds)
+
+    def row(self, images: int) -> Row:
+        workers, threads = self.best
+        return {
+            "program": f"plain loop, fp32, {workers} loader processes, {threads} threads",
+            "seconds a round": self.median,
+            "images/s": images / self.median,
+            "times as fast": 1.0,
+            "rounds measured": len(self.seconds),
+            "set-up, s": self.setup,
+            "peak GPU memory, GiB": self.memory,
+        }
+
+    def others(self) -> str:
+        """What the plain loop took in the ways that suit it less."""
+        slower = [f"{w} and {t}: {middle(s):.3g} s" for (w, t), s in self.tried.items() if (w, t) != self.best]
+        return f" Other numbers of loader processes and threads: {'; '.join(slower)}." if slower else ""
+
+
+def _ways(options: Options) -> list[tuple[int, int]]:
+    """How the plain loop is run: loader processes and threads."""
+    if options.quick:
+        return [(0, 1)]
+    if options.plain_workers is not None:
+        return [(options.plain_workers, cores())]
+    # Torch's own default is a thread a core; where loader processes want the cores too, one may be better.
+    return [(4, cores())] if options.device.type == "cuda" else [(0, cores()), (2, cores()), (2, 1)]
