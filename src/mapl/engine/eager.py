@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mapl.client import Client
+from mapl.clock import part
 from mapl.data.dataset import Images
 from mapl.engine._base import Draws, Engine, check_finite
 from mapl.engine.settings import TrainSettings
@@ -21,12 +24,27 @@ TEST_BATCH = 512
 class EagerEngine(Engine):
     """Trains and tests clients one by one."""
 
-    optimizers: dict[int, torch.optim.Optimizer]
+    def __init__(self, *settings: Any):
+        super().__init__(*settings)
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._images: dict[tuple[int, str], Images] = {}
+        self._keys: Any = None
 
     def adopt(self, clients: Sequence[Client]) -> None:
         super().adopt(clients)
-        self.optimizers = {}
-        self._images: dict[tuple[int, str], Images] = {}
+        if self.device.type == "cuda":
+            self._use_gpu(clients)
+
+    def _use_gpu(self, clients: Sequence[Client]) -> None:
+        """Low precision where it was asked for, and dropouts that are drawn as the engine of graphs draws them."""
+        for client in clients:
+            client.model.precision = torch.bfloat16 if self.engine_settings.precision == "bf16" else None
+        if find_spec("triton") is not None:
+            from mapl.engine.graphs.layers import Keys, keyed
+
+            self._keys = self._keys or Keys(*torch.zeros(2, 1, dtype=torch.int64, device=self.device))
+            for client in clients:
+                keyed(client.model, self._keys)
 
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
         return [self.train(client, round) for client in clients]
@@ -41,7 +59,7 @@ class EagerEngine(Engine):
         totals: dict[str, Tensor] = {}
         # Layers that draw for themselves (dropout) read the global generator: lend it the key of this client and round.
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(key(self.seed, client.id, round, "layers"))
+            self._seed_layers(key(self.seed, client.id, round, "layers"))
             for step in range(len(batches)):
                 epoch, first = divmod(step, len(batches) // self.settings.epochs)
                 if first == 0:
@@ -53,15 +71,24 @@ class EagerEngine(Engine):
         check_finite(client, round, losses)
         return losses
 
+    def _seed_layers(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        if self._keys is not None:
+            self._keys.seed.fill_(seed)
+            self._keys.cursor.zero_()
+
     def _step(
         self, client: Client, optimizer: torch.optim.Optimizer, batch: Images, uniforms: Tensor
     ) -> dict[str, Tensor]:
         views = self.method.views
-        images = self.augmentation.apply(batch.pixels.repeat(views, 1, 1, 1), uniforms)
+        with part("augmentation"):
+            images = self.augmentation.apply(batch.pixels.repeat(views, 1, 1, 1), uniforms)
         terms = self.method.loss(client, images, batch.labels.repeat(views))
         optimizer.zero_grad(set_to_none=True)
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if self._keys is not None:
+            self._keys.cursor.add_(1)
         return {name: value.detach() for name, value in terms.items()}
 
     def _optimizer(self, client: Client) -> torch.optim.Optimizer:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mapl.client import Client
+from mapl.clock import part
 from mapl.graph import GraphSettings, learn_weights
 from mapl.losses import Form, prototype_contrastive, prototype_uniformity, supervised_contrastive
 from mapl.methods._base import Method, MethodSettings
@@ -113,7 +114,8 @@ class Mapl(Method[MaplSettings]):
             samples = client.state["samples"]
             confidence = samples[heard].to(row.dtype) / samples.sum()
             neighbours = heard != client.id
-            weights = learn_weights(weights, me, heads, confidence, neighbours, self.settings.graph)
+            with part("graph"):
+                weights = learn_weights(weights, me, heads, confidence, neighbours, self.settings.graph)
             row[heard] = weights * mass
         self.mix(client, inbox, weights, me)
 
