@@ -1,12 +1,20 @@
-"""Files that are never half-written."""
+"""Files that are never half-written, and folders that have one writer at a time."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from mapl.errors import Busy
 
-def write_aside(path: Path, data: bytes) -> None:
+if sys.platform != "win32":
+    import fcntl
+
+
+def write_aside(path: Path, data: bytes | memoryview) -> None:
     """Write a file aside and rename it, so that `path` is either the old file or the whole new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -17,3 +25,25 @@ def write_aside(path: Path, data: bytes) -> None:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold the folder of a run; whoever else wants to write it meanwhile is told so.
+
+    The kernel keeps the lock, on the folder itself: it leaves no file behind and ends with the process, even kill -9.
+    """
+    if sys.platform == "win32" or not folder.is_dir():
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Busy(f"another process is writing run {str(folder)!r}; wait for it, or end it") from error
+        except OSError:
+            pass  # a file system without locks: then it is as it would be without this function
+        yield
+    finally:
+        os.close(descriptor)

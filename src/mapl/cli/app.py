@@ -31,10 +31,11 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Run the command line: status 0 when it did what was asked, 2 for what a person got wrong, 130 after Ctrl-C."""
+    """Run the command line: status 0 when it did what was asked, 1 when a run is in use, 2 for what a person got wrong,
+    130 after Ctrl-C."""
     try:
         app()
     except MaplError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print("[bold red]error:[/]", end=" ")
         print(error, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.status)
