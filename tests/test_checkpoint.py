@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import resource
+import threading
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ import mapl.checkpoint
 import mapl.files
 from conftest import command, in_child, small, stop_after, written
 from mapl import MaplError, Recipe
-from mapl.checkpoint import latest, load, save
+from mapl.checkpoint import Checkpoint, Writer, latest, load, save
 from mapl.recipe import to_toml
 
 
@@ -61,6 +63,38 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert loaded.tensors.keys() == tensors.keys()
     assert all(torch.equal(loaded.tensors[k], v) and loaded.tensors[k].dtype == v.dtype for k, v in tensors.items())
     assert loaded.section("client.1.model").keys() == {"a", "transposed"}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=9),
+            st.sampled_from(list(mapl.checkpoint._DTYPES)),
+            st.lists(st.integers(0, 3), max_size=3),
+        ),
+        unique_by=lambda entry: entry[0],
+    )
+)
+def test_a_checkpoint_has_the_bytes_that_safetensors_would_write(tmp_path_factory, entries):
+    tensors = {name: (100 * torch.rand(shape)).to(dtype) for name, dtype, shape in entries}
+    path = save(tmp_path_factory.mktemp("run"), 1, tensors, keep=1)
+    assert path.read_bytes() == safetensors.torch.save(tensors)
+
+
+def test_a_tensor_that_cannot_be_saved_is_named(tmp_path):
+    with pytest.raises(MaplError, match=r"'server.x' cannot be saved in a checkpoint: it is torch.complex128"):
+        save(tmp_path, 1, {"server.x": torch.zeros(1, dtype=torch.complex128)}, keep=1)
+
+
+def test_sections_of_many_clients_are_those_whose_names_begin_so():
+    kinds = ("model.head.weight", "model.prototypes", "state.weights", "states.x")
+    names = [f"client.{i}.{kind}" for i in range(300) for kind in kinds]
+    names += ["client", "client.", "client.1", "client.10-model.x", "client.1.model", "client.1.model/x", "server.x.y"]
+    whole = Checkpoint(1, {name: torch.tensor(i) for i, name in enumerate(names)})
+    asked = [f"client.{i}.{kind}" for i in range(300) for kind in ("model", "state")]
+    for name in [*asked, "client", "client.1", "server", "server.x", "ledger", ""]:
+        theirs = {k.removeprefix(f"{name}."): v for k, v in whole.tensors.items() if k.startswith(f"{name}.")}
+        assert whole.section(name) == theirs
 
 
 def test_only_the_newest_are_kept_and_rounds_count_as_numbers(tmp_path):
@@ -109,6 +143,74 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path):
     path.mkdir()
     with pytest.raises(MaplError, match=r"checkpoint '.*000003.*' cannot be read"):
         load(path)
+
+
+# Written by another thread
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that begins to write when it is told to."""
+    ready = threading.Event()
+    write_aside = mapl.files.write_aside
+
+    def write(path: Path, data: memoryview) -> None:
+        assert ready.wait(60)
+        write_aside(path, data)
+
+    monkeypatch.setattr("mapl.checkpoint.write_aside", write)
+    return ready
+
+
+def test_a_checkpoint_is_written_meanwhile_and_has_the_tensors_as_they_were(disk, tmp_path):
+    tensor = torch.zeros(5)
+    with Writer(tmp_path, keep=9) as writer:
+        writer.save(1, {"x": tensor})
+        tensor += 1
+        assert checkpoints(tmp_path) == []
+        disk.set()
+        writer.save(2, {"x": tensor})
+        assert checkpoints(tmp_path)[0].name.startswith("000001-"), "one at a time"
+        tensor += 1
+    assert [load(path).tensors["x"].tolist() for path in checkpoints(tmp_path)] == [[0] * 5, [1] * 5]
+
+
+def test_memory_is_used_again_and_grows_with_what_is_saved(tmp_path):
+    with Writer(tmp_path, keep=9) as writer:
+        for rounds in range(1, 9):
+            writer.save(rounds, {"history": torch.arange(10**rounds // 10**3), "x": torch.tensor(rounds)})
+    for rounds, path in enumerate(checkpoints(tmp_path), 1):
+        assert torch.equal(load(path).tensors["history"], torch.arange(10**rounds // 10**3))
+        assert load(path).tensors["x"] == rounds
+
+
+def test_what_the_thread_meets_is_raised_once_at_the_next_checkpoint_or_the_end(monkeypatch, tmp_path):
+    def full(path: Path, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Writer(tmp_path, keep=1) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr("mapl.checkpoint.write_aside", full)
+            writer.save(1, {"x": torch.zeros(1)})
+            with pytest.raises(OSError, match="No space left"):
+                writer.wait()
+            writer.save(2, {"x": torch.zeros(1)})
+            with pytest.raises(OSError, match="No space left"):
+                writer.save(3, {"x": torch.zeros(1)})
+        writer.save(4, {"x": torch.zeros(1)})
+        assert writer.wait() == checkpoints(tmp_path)[0]
+
+
+def test_an_error_that_ends_a_run_finds_its_checkpoint_on_the_disk(disk, recipe, tmp_path):
+    def broken(recipe, line, seconds):
+        if line.round == 2:
+            threading.Timer(0.2, disk.set).start()
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        mapl.run(recipe, tmp_path / "run", observers=[broken])
+    assert [path.name[:6] for path in checkpoints(tmp_path / "run")] == ["000002"]
+    assert strangers(tmp_path / "run") == []
 
 
 # A run with damaged ones
@@ -174,7 +276,7 @@ def test_a_full_disk_is_a_sentence_and_costs_no_more_than_the_rounds_since_the_l
     mapl.run(recipe, tmp_path / "whole")
     write_aside = mapl.files.write_aside
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: memoryview) -> None:
         if path.name.startswith(f"{round:06d}-"):
             raise OSError(errno.ENOSPC, "No space left on device")
         write_aside(path, data)

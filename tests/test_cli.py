@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ import mapl
 from conftest import command, in_child, small, stop_after, written
 from mapl.cli import main
 from mapl.cli.app import app
+from mapl.files import only_writer
 from mapl.recipe import read, to_toml, validated
 
 QUICK = ["--clients", "4", "--rounds", "2", "--set", "partition.shots=2", "--set", "evaluate.every=1"]
@@ -93,6 +95,27 @@ def test_json_lines():
     assert lines[-1]["finished"]
     assert sum(line["messages"] for line in lines[:2]) == lines[-1]["messages"] == record.messages
     assert lines[1]["losses"].keys() == record.rounds[1].losses.keys()
+
+
+def test_profile_is_printed_and_kept():
+    lines = cli("run", *QUICK, "--profile", "--name", "run").splitlines()
+    assert re.match(r"2 rounds in \d+\.\d s on CPU \(.*\), after \d+\.\d s of setting up:", lines[-8])
+    parts = mapl.load("runs/run").profile["parts"]
+    assert [line.split()[0] for line in lines[-7:]] == list(parts)
+    assert lines[-7].split()[1] == f"{100 * parts['training']['share']:.1f}"
+    said = [json.loads(line) for line in cli("resume", "runs/run", "--rounds", 3, "--profile", "--json").splitlines()]
+    assert [line.pop("event") for line in said] == ["round", "profile", "end"]
+    assert said[1] == mapl.load("runs/run").profile
+    assert "setting up" not in cli("resume", "runs/run", "--rounds", 4), "only when asked"
+
+
+def test_a_run_that_another_process_writes_is_a_sentence_and_status_1(capsys, monkeypatch):
+    mapl.run(small(), "run")
+    monkeypatch.setattr(sys, "argv", ["mapl", "resume", "run"])
+    with only_writer(Path("run")), pytest.raises(SystemExit) as exit:
+        main()
+    assert exit.value.code == 1
+    assert capsys.readouterr().err == "error: another process is writing run 'run'; wait for it, or end it\n"
 
 
 def test_resume_plays_again_what_came_after_the_checkpoint_and_can_go_further():

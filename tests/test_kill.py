@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -75,13 +76,15 @@ def test_killed_twice(whole, tmp_path):
 
 
 def dying(folder: Path, name: str, moment: str) -> None:
-    """A run that is killed while it writes the file whose name begins so."""
+    """A run that is killed while it writes the file whose name begins so; `ahead`: which has since played two rounds."""
     write_aside = mapl.checkpoint.write_aside
 
-    def write(path: Path, data: bytes) -> None:
+    def write(path: Path, data: bytes | memoryview) -> None:
         if path.name.startswith(name):
-            if moment == "half":
+            if moment in ("half", "ahead"):
                 path.with_name(f".{path.name}.{os.getpid()}").write_bytes(data[: len(data) // 2])
+            while moment == "ahead" and lines(folder) < int(path.name[:6]) + 2:
+                time.sleep(0.001)
             if moment == "after":
                 write_aside(path, data)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -91,8 +94,14 @@ def dying(folder: Path, name: str, moment: str) -> None:
     mapl.run(recipe(), folder)
 
 
-@pytest.mark.parametrize("moment", ["before", "half", "after"])
-@pytest.mark.parametrize("name", ["clients.json", "recipe.toml", "000002-", f"{ROUNDS:06d}-"])
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    [
+        *itertools.product(["clients.json", "recipe.toml", "000002-", f"{ROUNDS:06d}-"], ["before", "half", "after"]),
+        ("000002-", "ahead"),
+        ("000006-", "ahead"),
+    ],
+)
 def test_killed_while_a_file_is_written(name, moment, whole, tmp_path):
     child = in_child(dying, tmp_path / "run", name, moment)
     child.join()
@@ -101,3 +110,4 @@ def test_killed_while_a_file_is_written(name, moment, whole, tmp_path):
     assert len(found) == (1 if moment == "after" else 0)
     go_on(tmp_path / "run")
     assert written(tmp_path / "run") == whole
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*")), "what a kill left behind is swept up"

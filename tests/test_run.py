@@ -176,7 +176,41 @@ def test_an_observers_own_trouble_is_not_taken_for_a_full_disk(tmp_path):
     assert len(mapl.resume(tmp_path / "run").rounds) == 3
 
 
+def test_a_line_of_the_history_is_encoded_once(tmp_path, monkeypatch):
+    """Each checkpoint has the whole history; it is not made anew for each."""
+    encoded = []
+    dumps = json.dumps
+    monkeypatch.setattr("mapl.history.json.dumps", lambda values, **how: encoded.append(values) or dumps(values, **how))
+    record = mapl.run(small(rounds=5), tmp_path / "run")
+    assert [values["round"] for values in encoded if isinstance(values, dict) and "messages" in values] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert "".join(r.line() for r in record.rounds) == (tmp_path / "run" / "history.jsonl").read_text()
+
+
 # Where a run is written
+
+
+def test_a_run_has_one_writer_at_a_time(tmp_path):
+    """Whoever comes second changes nothing; whoever comes later goes on."""
+    refused = []
+
+    def second(*_):
+        for start in (mapl.resume, lambda folder: mapl.run(small(), folder, overwrite=True)):
+            with pytest.raises(
+                MaplError, match=r"another process is writing run '.*run'; wait for it, or end it"
+            ) as error:
+                start(tmp_path / "run")
+            refused.append(error.value.status)
+
+    record = mapl.run(small(), tmp_path / "run", observers=[second])
+    assert refused == [1] * 6
+    assert record.finished
+    assert mapl.resume(tmp_path / "run", rounds=4).finished
 
 
 def test_a_run_that_exists_is_not_overwritten_unless_asked(tmp_path):

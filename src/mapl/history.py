@@ -7,13 +7,14 @@ A run's folder:
     history.jsonl    one line a round; equal runs have equal bytes
     times.jsonl      how long each round took, kept apart because no two runs agree on it
     checkpoints/     everything needed to go on
+    profile.json     where the seconds went, if that was asked for
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from mapl.errors import MaplError
 from mapl.recipe import Recipe, read, validated
 
 RECIPE, CLIENTS, HISTORY, TIMES = "recipe.toml", "clients.json", "history.jsonl", "times.jsonl"
+PROFILE = "profile.json"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,13 @@ class Round:
     """The rows of W that changed in this round, sparse: client → {"to": ids, "weights": values}."""
 
     def line(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False) + "\n"
+        return self._line
+
+    @cached_property
+    def _line(self) -> str:
+        # Kept, because every checkpoint has all lines: to encode them anew each time would be quadratic over a run.
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n"
 
     @staticmethod
     def of_line(line: str) -> Round:
@@ -118,6 +126,13 @@ class Record:
     @property
     def seconds(self) -> float:
         return sum(t["seconds"] for t in self.times)
+
+    @cached_property
+    def profile(self) -> dict[str, Any] | None:
+        """Where the seconds of the last profiled part of the run went; None if none was profiled."""
+        path = self.folder / PROFILE
+        found: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+        return found
 
     def weights(self, round: int = -1) -> Tensor:
         """The mixing matrix W (M, M) at the end of a round; a client that never mixed has its row of the identity."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 
+from mapl.clock import Clock
 from mapl.errors import MaplError
 from mapl.exchange import exchange, letters_ahead
 from mapl.history import Round, sparse_row
@@ -15,20 +15,21 @@ from mapl.recipe import Recipe
 from mapl.world import World
 
 
-def play_round(world: World, t: int) -> tuple[Round, dict[str, float]]:
+def play_round(world: World, t: int, clock: Clock | None = None) -> tuple[Round, dict[str, float]]:
     """One round: learn, write letters, read them, adjust. Returns its line and the seconds of each part."""
-    clock = _Clock()
-    losses = world.engine.train_all(world.clients, t)
-    clock.lap("train")
-    accuracy = _test(world, t, "trained")
-    clock.lap("evaluate")
+    clock = clock or Clock()
+    seconds = clock.new_round()
+    with clock.part("train"):
+        losses = world.engine.train_all(world.clients, t)
+    with clock.part("evaluate"):
+        accuracy = _test(world, t, "trained")
     before = world.ledger.messages, world.ledger.bytes
     post = Post(world.ledger, world.recipe.network.letter_limit)
-    for client, inbox in exchange(world.method, world.clients, world.server, world.topology, post, t):
-        world.method.absorb(client, t, inbox)
-    clock.lap("exchange")
-    accuracy = accuracy or _test(world, t, "mixed")
-    clock.lap("evaluate")
+    with clock.part("exchange"):
+        for client, inbox in exchange(world.method, world.clients, world.server, world.topology, post, t):
+            world.method.absorb(client, t, inbox)
+    with clock.part("evaluate"):
+        accuracy = accuracy or _test(world, t, "mixed")
     line = Round(
         round=t,
         losses={term: [loss[term] for loss in losses] for term in losses[0]},
@@ -38,7 +39,7 @@ def play_round(world: World, t: int) -> tuple[Round, dict[str, float]]:
         rows=_changed_rows(world),
     )
     world.rounds.append(line)
-    return line, clock.seconds
+    return line, seconds
 
 
 def _test(world: World, t: int, moment: str) -> list[float] | None:
@@ -81,16 +82,3 @@ def _changed_rows(world: World) -> dict[int, dict[str, list[Any]]]:
             world.rows[client.id] = row.clone()
             changed[client.id] = sparse_row(row)
     return changed
-
-
-class _Clock:
-    """Seconds of each part of a round."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        now = time.perf_counter()
-        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
-        self._last = now

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -13,10 +12,11 @@ from pathlib import Path
 import torch
 
 from mapl import checkpoint
+from mapl.clock import Clock
 from mapl.data.dataset import Dataset
 from mapl.errors import MaplError
-from mapl.files import write_aside
-from mapl.history import CLIENTS, HISTORY, RECIPE, TIMES, Record, Round, encode_all, load, load_recipe
+from mapl.files import only_writer, write_aside
+from mapl.history import CLIENTS, HISTORY, PROFILE, RECIPE, TIMES, Record, Round, encode_all, load, load_recipe
 from mapl.model import Backbone
 from mapl.recipe import Recipe, to_toml
 from mapl.round import budget_is_spent, is_tested, play_round
@@ -35,24 +35,29 @@ def run(
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] = lambda: False,
     overwrite: bool = False,
+    profile: bool = False,
 ) -> Record:
     """Carry out a recipe from its first round and return what happened.
 
     `data` and `backbones` take the place of what the recipe names, for data and models that live in Python. `stop` is
-    asked after every round whether to save and return early. `folder` is runs/<title> unless it is given.
+    asked after every round whether to save and return early. `folder` is runs/<title> unless it is given. With
+    `profile` the record says where the time went (`record.profile`).
     """
+    clock = Clock(profile)
     recipe = given_in_python(recipe, data, backbones)
     folder = Path(folder or Path("runs") / recipe.title())
     _check_place(folder, overwrite)
     world = build_world(recipe, data, backbones)
     with _writing(folder):
         if folder.exists():
-            shutil.rmtree(folder)
+            with only_writer(folder):
+                shutil.rmtree(folder)
         folder.mkdir(parents=True)
         write_aside(folder / CLIENTS, json.dumps([asdict(c) for c in cards(world)], indent=1).encode())
         # Last, because it makes the folder a run: one that can be resumed from then on.
         write_aside(folder / RECIPE, to_toml(recipe).encode())
-    return _loop(world, folder, observers, stop)
+    with only_writer(folder):
+        return _loop(world, folder, observers, stop, clock)
 
 
 def resume(
@@ -64,28 +69,22 @@ def resume(
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] = lambda: False,
     warn: Callable[[str], None] = lambda message: None,
+    profile: bool = False,
 ) -> Record:
     """Go on from a run's newest whole checkpoint, to its last round or to `rounds`."""
-    folder = Path(folder)
+    clock, folder = Clock(profile), Path(folder)
     recipe = load_recipe(folder)
     if rounds is not None:
         if rounds < recipe.rounds:
             raise MaplError(f"rounds: got {rounds}, but {str(folder)!r} is a run of {recipe.rounds}; give more")
         recipe = recipe.model_copy(update={"rounds": rounds})
-    world = build_world(recipe, data, backbones)
-    saved = checkpoint.latest(folder, warn)
-    if saved is not None:
-        restore(world, saved)
-    if not budget_is_spent(world):
-        # What was the last round of a shorter run was tested for that alone.
-        kept = (line if is_tested(recipe, line.round) else replace(line, accuracy=None) for line in world.rounds)
-        world.rounds = list(kept)
-    with _writing(folder):
-        write_aside(folder / RECIPE, to_toml(recipe).encode())
-        # Lines after the checkpoint belong to rounds that will be played again.
-        write_aside(folder / HISTORY, encode_all(world.rounds))
-        _cut_times(folder / TIMES, len(world.rounds))
-    return _loop(world, folder, observers, stop)
+    with only_writer(folder):
+        world = build_world(recipe, data, backbones)
+        saved = checkpoint.latest(folder, warn)
+        if saved is not None:
+            restore(world, saved)
+        _cut_to(folder, world)
+        return _loop(world, folder, observers, stop, clock)
 
 
 def restored_world(folder: str | Path, warn: Callable[[str], None] = lambda message: None) -> World | None:
@@ -98,26 +97,31 @@ def restored_world(folder: str | Path, warn: Callable[[str], None] = lambda mess
     return world
 
 
-def _loop(world: World, folder: Path, observers: Sequence[Observer], stop: Callable[[], bool]) -> Record:
-    recipe = world.recipe
+def _loop(world: World, folder: Path, observers: Sequence[Observer], stop: Callable[[], bool], clock: Clock) -> Record:
+    recipe, first = world.recipe, len(world.rounds)
     torch.set_num_threads(recipe.train.threads)
-    for t in range(len(world.rounds), recipe.rounds):
-        if budget_is_spent(world):
-            break
-        line, seconds = play_round(world, t)
-        last = t + 1 == recipe.rounds or budget_is_spent(world)
-        stopping = not last and stop()
+    with clock.running(world.engine.device), checkpoint.Writer(folder, recipe.checkpoint.keep) as checkpoints:
+        for t in range(first, recipe.rounds):
+            if budget_is_spent(world):
+                break
+            line, seconds = play_round(world, t, clock)
+            last = t + 1 == recipe.rounds or budget_is_spent(world)
+            stopping = not last and stop()
+            with _writing(folder):
+                _append(folder / HISTORY, line.line())
+                if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
+                    with clock.part("checkpoint"):
+                        checkpoints.save(t + 1, saved_state(world))
+                        if last or stopping:
+                            checkpoints.wait()
+                _append(folder / TIMES, json.dumps({"round": t, "seconds": sum(seconds.values()), **seconds}) + "\n")
+            for observe in observers:
+                observe(recipe, line, seconds)
+            if stopping:
+                break
+    if clock.profiling and len(world.rounds) > first:
         with _writing(folder):
-            _append(folder / HISTORY, line.line())
-            if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
-                start = time.perf_counter()
-                checkpoint.save(folder, t + 1, saved_state(world), recipe.checkpoint.keep)
-                seconds["checkpoint"] = time.perf_counter() - start
-            _append(folder / TIMES, json.dumps({"round": t, "seconds": sum(seconds.values()), **seconds}) + "\n")
-        for observe in observers:
-            observe(recipe, line, seconds)
-        if stopping:
-            break
+            write_aside(folder / PROFILE, json.dumps(clock.profile(len(world.rounds) - first), indent=1).encode())
     return load(folder)
 
 
@@ -149,6 +153,18 @@ def _check_place(folder: Path, overwrite: bool) -> None:
     # A run that was killed before it had a recipe has nothing but its clients, or a file half-written aside.
     if RECIPE not in inside and any(CLIENTS not in name and RECIPE not in name for name in inside):
         raise MaplError(f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another --name")
+
+
+def _cut_to(folder: Path, world: World) -> None:
+    """Make what is written end where the world that was brought back does: the rounds after it will be played again."""
+    if not budget_is_spent(world):
+        # What was the last round of a shorter run was tested for that alone.
+        kept = (line if is_tested(world.recipe, line.round) else replace(line, accuracy=None) for line in world.rounds)
+        world.rounds = list(kept)
+    with _writing(folder):
+        write_aside(folder / RECIPE, to_toml(world.recipe).encode())
+        write_aside(folder / HISTORY, encode_all(world.rounds))
+        _cut_times(folder / TIMES, len(world.rounds))
 
 
 def _cut_times(path: Path, rounds: int) -> None:

@@ -40,6 +40,14 @@ LogOption = Annotated[
     list[str] | None,
     typer.Option("--log", help="Also write for other programs (mapl list writers). May be repeated.", metavar="NAME"),
 ]
+ProfileOption = Annotated[
+    bool,
+    typer.Option(
+        "--profile",
+        help="Say where the time went, and save it as profile.json. Waits where parts of a round meet, so a GPU is a "
+        "little slower.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 
 
@@ -57,6 +65,7 @@ def run_command(
     out: Annotated[Path, typer.Option(help="Folder that the run's folder is made in.")] = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of that name.")] = False,
     log: LogOption = None,
+    profile: ProfileOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train: carry out a recipe, round by round, into runs/<name>.
@@ -70,22 +79,23 @@ def run_command(
     folder = out / made.title()
     with Interrupt() as interrupt, progress(made.rounds, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
-        record = run(made, folder, observers=observers, stop=interrupt, overwrite=overwrite)
-    conclude(record, as_json)
+        record = run(made, folder, observers=observers, stop=interrupt, overwrite=overwrite, profile=profile)
+    conclude(record, as_json, profile)
 
 
 def resume_command(
     folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
     rounds: Annotated[int | None, typer.Option(help="Go on to this many rounds, more than the recipe has.")] = None,
     log: LogOption = None,
+    profile: ProfileOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Go on with a run that was stopped or killed, from its newest whole checkpoint."""
     total = rounds or load_recipe(folder).rounds
     with Interrupt() as interrupt, progress(total, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
-        record = resume(folder, rounds=rounds, observers=observers, stop=interrupt, warn=_warn)
-    conclude(record, as_json)
+        record = resume(folder, rounds=rounds, observers=observers, stop=interrupt, warn=_warn, profile=profile)
+    conclude(record, as_json, profile)
 
 
 def from_command_line(path: Path | None, options: Tree, settings: Sequence[str]) -> tuple[Recipe, Provenance]:
@@ -129,12 +139,15 @@ def _options(
     return tree
 
 
-def conclude(record: Record, as_json: bool) -> None:
+def conclude(record: Record, as_json: bool, profiled: bool) -> None:
     """Say what came of a run; status 130 if it was stopped before its end."""
+    profile = record.profile if profiled else None
     if as_json:
+        if profile:
+            print(json.dumps({"event": "profile", **profile}))
         print(json.dumps({"event": "end", **summary(record)}))
     else:
-        for line in sentences(record):
+        for line in [*sentences(record), *(profile_lines(profile) if profile else [])]:
             print(line)
     if not record.finished:
         sys.exit(130)
@@ -171,6 +184,18 @@ def sentences(record: Record) -> list[str]:
     if inside == inside:
         lines.append(f"{100 * inside:.0f} % of the weight given to others stays inside the true clusters")
     return [*lines, f"saved in {record.folder}; look at it with: mapl report {record.folder}"]
+
+
+def profile_lines(profile: dict[str, Any]) -> list[str]:
+    """Where the time of a run went, for a person."""
+    rounds, setup = profile["rounds"], profile["setup_seconds"]
+    lines = [
+        f"{rounds} rounds in {profile['seconds']:.1f} s on {profile['device']}, after {setup:.1f} s of setting up:"
+    ]
+    for name, part in profile["parts"].items():
+        seconds, each, share = part["seconds"], part["seconds_a_round"], part["share"]
+        lines.append(f"  {name:<12} {100 * share:5.1f} %  {seconds:9.2f} s  {1000 * each:10.2f} ms a round")
+    return lines
 
 
 def _warn(message: str) -> None:
