@@ -175,6 +175,21 @@ def test_a_checkpoint_is_written_meanwhile_and_has_the_tensors_as_they_were(disk
     assert [load(path).tensors["x"].tolist() for path in checkpoints(tmp_path)] == [[0] * 5, [1] * 5]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_of_a_gpu_are_saved_as_those_of_the_host_are(tmp_path):
+    host = {f"{dtype}": (100 * torch.rand(7, 5)).to(dtype) for dtype in mapl.checkpoint._DTYPES}
+    host |= {"transposed": torch.rand(2000, 1000).T, "here": torch.rand(3)}
+    for rounds in (1, 2):
+        with Writer(tmp_path, keep=9) as writer:
+            theirs = {name: tensor if name == "here" else tensor.cuda() for name, tensor in host.items()}
+            writer.save(rounds, theirs)
+            for tensor in theirs.values():
+                if tensor.is_cuda:
+                    tensor.zero_()
+    assert all(torch.equal(load(path).tensors[k], v) for path in checkpoints(tmp_path) for k, v in host.items())
+    assert not any(tensor.is_cuda for tensor in load(checkpoints(tmp_path)[0]).tensors.values())
+
+
 def test_memory_is_used_again_and_grows_with_what_is_saved(tmp_path):
     with Writer(tmp_path, keep=9) as writer:
         for rounds in range(1, 9):

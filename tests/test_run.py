@@ -12,10 +12,11 @@ from torch import nn
 import mapl
 from conftest import assert_same, made_of, parameters, play, small, stop_after, written
 from mapl import MaplError, Recipe
+from mapl.checkpoint import Checkpoint
 from mapl.history import load
 from mapl.recipe import to_toml
 from mapl.run import restored_world
-from mapl.world import build_world
+from mapl.world import build_world, restore, saved_state
 
 
 @pytest.mark.parametrize("method", ["mapl", "mapl+", "local"])
@@ -113,6 +114,21 @@ def test_a_stopped_run_that_is_resumed_ends_with_the_bytes_of_one_that_never_sto
     assert record.finished
     assert written(tmp_path / "stopped") == written(tmp_path / "whole")
     assert [t["round"] for t in record.times] == [0, 1, 2, 3, 4]
+
+
+def test_what_is_restored_is_put_where_it_was_and_what_a_method_added_later_is_put_beside_it():
+    """Recorded training steps hold on to tensors, so these must stay the same ones."""
+    world = play(small("mapl+"))
+    world.clients[1].state["later"] = torch.arange(3)
+    state = {name: tensor.clone() for name, tensor in saved_state(world).items()}
+    again = build_world(small("mapl+"))
+    places = {**parameters(again), **{f"{c.id}.state.{k}": v for c in again.clients for k, v in c.state.items()}}
+    before = {name: tensor.data_ptr() for name, tensor in places.items()}
+    restore(again, Checkpoint(3, state))
+    after = {**parameters(again), **{f"{c.id}.state.{k}": v for c in again.clients for k, v in c.state.items()}}
+    assert after.pop("1.state.later").tolist() == [0, 1, 2]
+    assert {name: tensor.data_ptr() for name, tensor in after.items()} == before
+    assert_same(saved_state(again), state)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
