@@ -103,7 +103,8 @@ class Writer:
         """The tensors as the bytes of a safetensors file, in memory that serves one checkpoint after the other."""
         groups = _groups(tensors)
         header, size = _header(tensors, groups)
-        if torch.cuda.is_initialized():  # an engine may still move models that wait on the host, in a stream of its own
+        # An engine may still move models that wait on the host, in a stream of its own.
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         if size > len(self._memory):  # with room for the history, which grows
