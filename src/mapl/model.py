@@ -51,6 +51,9 @@ class ClientModel(nn.Module):
     - prototypes ξ: (K, d_p), one a class, learned like any parameter
     """
 
+    precision: torch.dtype | None = None
+    """Where an engine sets it, matrix products and convolutions are computed in it; all results are float32."""
+
     def __init__(self, backbone: nn.Module, classes: int, embedding: int, projection: int, hidden: int):
         super().__init__()
         self.backbone = backbone
@@ -63,21 +66,27 @@ class ClientModel(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """z = f_θ(x): (B, C, H, W) → (B, d_z)."""
-        embedding: Tensor = self.backbone(images)
-        return embedding
+        return self._in_precision(self.backbone, images)
 
     def project(self, embedding: Tensor) -> Tensor:
         """p = f_ψ(z): (B, d_z) → (B, d_p)."""
-        projection: Tensor = self.projector(embedding)
-        return projection
+        return self._in_precision(self.projector, embedding)
 
     def classify(self, embedding: Tensor) -> Tensor:
         """o = g_φ(z): (B, d_z) → (B, K)."""
-        logits: Tensor = self.head(torch.relu(embedding))
-        return logits
+        return self._in_precision(self.head, torch.relu(embedding))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.classify(self.embed(images))
+
+    def _in_precision(self, part: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor
+        if self.precision is None:
+            y = part(x)
+            return y
+        with torch.autocast(x.device.type, self.precision):
+            y = part(x)
+        return y.float()
 
 
 def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> list[int]:

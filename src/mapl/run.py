@@ -100,6 +100,7 @@ def restored_world(folder: str | Path, warn: Callable[[str], None] = lambda mess
 def _loop(world: World, folder: Path, observers: Sequence[Observer], stop: Callable[[], bool], clock: Clock) -> Record:
     recipe, first = world.recipe, len(world.rounds)
     torch.set_num_threads(recipe.train.threads)
+    world.engine.warm_up(world.clients)
     with clock.running(world.engine.device), checkpoint.Writer(folder, recipe.checkpoint.keep) as checkpoints:
         for t in range(first, recipe.rounds):
             if budget_is_spent(world):

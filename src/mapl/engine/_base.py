@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,8 +65,13 @@ class Engine(ABC):
 
     def adopt(self, clients: Sequence[Client]) -> None:
         """Take the clients of a run in: move their models to where they will live. Called once, before `prepare`."""
+        if self.device.type == "cuda":
+            configure(self.engine_settings)
         for client in clients:
             client.model.to(self.device)
+
+    def warm_up(self, clients: Sequence[Client]) -> None:  # noqa: B027
+        """Do what has to be done once before the first round, such as recording graphs; called after `prepare`."""
 
     @abstractmethod
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
@@ -86,6 +92,17 @@ class Engine(ABC):
     @abstractmethod
     def load_state(self, clients: Sequence[Client], state: dict[str, Tensor]) -> None:
         """Take such tensors back."""
+
+
+def configure(settings: EngineSettings) -> None:
+    """What a GPU's libraries may do, which is the process's business and not a tensor's."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.precision != "fp32"
+    torch.backends.cudnn.benchmark = not settings.deterministic
+    torch.backends.cudnn.deterministic = settings.deterministic
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # A few kernels have no deterministic version: torch warns of each by name.
+    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
 
 
 def check_finite(client: Client, round: int, losses: dict[str, float]) -> None:

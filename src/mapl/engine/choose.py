@@ -39,7 +39,7 @@ def make_engine(
     if graphs and find_spec("triton") is None:
         if settings.kind == "graphs":
             raise MaplError("engine.kind: got 'graphs', but Triton is not installed: pip install triton")
-        warnings.warn("Triton is not installed, so the GPU trains one client after another; see pip install triton")
+        warnings.warn("without Triton a GPU trains one client after another: pip install triton", stacklevel=2)
         graphs = False
     if graphs:
         from mapl.engine.graphs import GraphEngine  # Triton, which only a GPU needs

@@ -39,7 +39,8 @@ class EngineSettings(BaseModel):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="'auto' takes the GPU where there is one.")
     kind: Literal["auto", "eager", "graphs"] = Field(
-        "auto", description="One client after another ('eager'), or CUDA graphs of many clients; 'auto': graphs on GPUs."
+        "auto",
+        description="One client after another ('eager'), or CUDA graphs of many clients; 'auto': graphs on a GPU.",
     )
     precision: Precision = Field(
         "bf16", description="Of matrix products and convolutions on a GPU; the CPU computes in fp32."
@@ -51,5 +52,5 @@ class EngineSettings(BaseModel):
     memory: float | None = Field(
         None,
         gt=0,
-        description="GiB of GPU memory for clients' models; beyond it they wait on the host. Default: half of the card.",
+        description="GiB of GPU memory for clients' models; beyond it they wait on the host. Default: half the card.",
     )

@@ -1,0 +1,180 @@
+"""Rewrites a network of one client into one that carries a group of them.
+
+The network is traced (torch.fx) and its layers with weights are replaced by those of `layers`. Everything else it does
+must treat each sample by itself; what is known to do so is listed here. A network with anything else is left alone, and
+its clients train one to a graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from mapl.engine.graphs.layers import (
+    GroupConv,
+    GroupLinear,
+    GroupNorm,
+    KeyedDropout,
+    MaxPool,
+    Stack,
+    dropout_number,
+)
+
+SAMPLE_WISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Softplus,
+    nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+FUNCTIONS = {torch.relu, F.relu, F.gelu, F.silu, F.leaky_relu, torch.sigmoid, torch.tanh, operator.add, operator.iadd,
+             operator.mul, operator.sub, torch.add, torch.mul, F.adaptive_avg_pool2d, F.max_pool2d}  # fmt: skip
+ALONG = {torch.cat, torch.stack, torch.chunk, torch.flatten, "chunk", "flatten"}
+"""What works along a dimension that must not be the first: that one counts the samples."""
+RELUS = (torch.relu, F.relu, "relu")
+
+
+class CannotGroup(Exception):
+    """Why a network carries one client only."""
+
+
+def grouped(module: nn.Module, name: str, stack: Stack) -> fx.GraphModule:
+    """The network `module`, called `name` in the client's model, for the members of a stack."""
+    try:
+        traced = fx.symbolic_trace(module)
+    except Exception as error:  # whatever a user's forward raises when it is given a stand-in for a tensor
+        raise CannotGroup(f"it cannot be traced ({error})") from error
+    layers: dict[str, nn.Module] = {}
+    for node in list(traced.graph.nodes):
+        if node.op == "call_module":
+            layer = _layer(node, traced.get_submodule(node.target), name, stack)
+            if node.target in layers and type(layer).__module__ != nn.ReLU.__module__:
+                raise CannotGroup(f"layer {node.target} is used twice")
+            layers[node.target] = layer
+        elif node.op not in ("placeholder", "output"):
+            _check_call(node)
+    _interleave(traced.graph)
+    root = nn.ModuleDict({_key(target): layer for target, layer in layers.items()})
+    for node in traced.graph.nodes:
+        if node.op == "call_module":
+            node.target = _key(node.target)
+    return fx.GraphModule(root, traced.graph)
+
+
+def _key(target: str) -> str:
+    return target.replace(".", "/")
+
+
+def _layer(node: fx.Node, module: nn.Module, name: str, stack: Stack) -> nn.Module:
+    path = f"{name}.{node.target}"
+    if isinstance(module, nn.Conv2d):
+        if isinstance(module.padding, str) or module.padding_mode != "zeros":
+            raise CannotGroup(f"convolution {path} has padding {module.padding!r}, {module.padding_mode}")
+        return GroupConv(stack, path, module, module.bias is not None and _absorb_relu(node))
+    if isinstance(module, nn.Linear):
+        return GroupLinear(stack, path, module, module.bias is not None and _absorb_relu(node))
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        if not (module.affine and module.track_running_stats) or module.momentum is None:
+            raise CannotGroup(f"normalisation {path} keeps no running mean, or has no weights")
+        return GroupNorm(stack, path, module, _absorb_relu(node))
+    if type(module) is nn.Dropout:
+        return KeyedDropout(stack.keys, dropout_number(path), module.p)
+    if isinstance(module, nn.MaxPool2d) and MaxPool.fits(module):
+        return MaxPool(module)
+    if isinstance(module, nn.Flatten) and module.start_dim == 1:
+        return module
+    if isinstance(module, SAMPLE_WISE):
+        return module
+    raise CannotGroup(f"layer {path} is a {type(module).__name__}")
+
+
+def _absorb_relu(node: fx.Node) -> bool:
+    """Whether a ReLU is all that reads this node; then it is taken out, since the layer will do it."""
+    if len(node.users) != 1:
+        return False
+    (user,) = node.users
+    is_relu = user.op in ("call_function", "call_method") and user.target in RELUS
+    if user.op == "call_module":
+        owner = user.graph.owning_module
+        is_relu = owner is not None and type(owner.get_submodule(str(user.target))) is nn.ReLU
+    if not is_relu:
+        return False
+    user.replace_all_uses_with(node)
+    user.graph.erase_node(user)
+    return True
+
+
+def _check_call(node: fx.Node) -> None:
+    """Refuse a call that might mix samples."""
+    if node.op == "get_attr" or node.op not in ("call_function", "call_method"):
+        raise CannotGroup(f"it reads {node.target}")
+    if node.target in FUNCTIONS or node.target == "relu":
+        return
+    if node.target is operator.getitem and isinstance(node.args[1], int) and _is_split(node.args[0]):
+        return
+    if node.target in ALONG and _dimension(node) >= 1:
+        return
+    raise CannotGroup(f"it calls {getattr(node.target, '__name__', node.target)}")
+
+
+def _is_split(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target in (torch.chunk, "chunk")
+
+
+def _dimension(node: fx.Node) -> int:
+    """The dimension that a call works along, −1 where it is not written as a number."""
+    flat = node.target in (torch.flatten, "flatten")
+    place = 2 if node.target in (torch.chunk, "chunk") else 1
+    found = node.args[place] if len(node.args) > place else node.kwargs.get("start_dim" if flat else "dim", 0)
+    return found if isinstance(found, int) else -1
+
+
+def _interleave(graph: fx.Graph) -> None:
+    """torch.stack((a, b), 2).flatten(1, 2), a channel shuffle, in one pass that keeps channels last."""
+    for node in list(graph.nodes):
+        if node.target is not torch.stack or _dimension(node) != 2 or len(node.users) != 1:
+            continue
+        (user,) = node.users
+        if user.target in ("flatten", torch.flatten) and tuple(user.args[1:]) == (1, 2):
+            with graph.inserting_before(user):
+                made = graph.call_function(interleaved, (node.args[0],))
+            user.replace_all_uses_with(made)
+            graph.erase_node(user)
+            graph.erase_node(node)
+
+
+def interleaved(parts: list[Tensor]) -> Tensor:
+    """Channels of tensors (N, C, H, W) in turn: a1, b1, a2, b2, …"""
+    return torch.stack([part.permute(0, 2, 3, 1) for part in parts], dim=4).flatten(3, 4).permute(0, 3, 1, 2)
+
+
+class Batched(nn.Module):
+    """A group's network, to be called for one member under `torch.vmap`: all members' calls become one."""
+
+    def __init__(self, network: fx.GraphModule):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Unpacked.apply(x, self.network)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Unpacked(torch.autograd.Function):
+    """Outside of vmap it is never called: a group of one calls its network directly."""
+
+    @staticmethod
+    def forward(x: Tensor, network: Callable[[Tensor], Tensor]) -> Tensor:
+        raise NotImplementedError
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, network: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:  # type: ignore[override]
+        x = x.movedim(in_dims[0], 0)
+        y = network(x.flatten(0, 1))
+        return y.unflatten(0, (info.batch_size, -1)), 0

@@ -1,0 +1,445 @@
+"""The engine for GPUs: many clients at a time, each group's training step one CUDA graph on a stream of its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from mapl.client import Client
+from mapl.engine._base import Engine, check_finite, configure
+from mapl.engine.eager import EagerEngine
+from mapl.engine.graphs.convert import CannotGroup, grouped
+from mapl.engine.graphs.layers import Keys, Stack
+from mapl.engine.graphs.layout import Layout
+from mapl.engine.graphs.slot import Kind, Slot, sent
+from mapl.engine.views import Views
+from mapl.keys import key
+from mapl.model import ClientModel
+
+LANES = 8
+"""How many slots of one size work at a time: more gain nothing once the GPU is full, and cost memory."""
+ALONE = 20e9
+"""Operations of a forward pass from which a client keeps the GPU busy by itself, and is not grouped with others."""
+TEST_BATCH = 500
+
+
+@dataclass
+class _Family:
+    """All clients of one kind, and the slots that they take turns in."""
+
+    kind: Kind
+    clients: list[Client]
+    layout: Layout
+    group: bool
+    steps: int
+    size: int = 1
+    slots: list[Slot] = field(default_factory=list)
+    views: list[Views | None] = field(default_factory=list)
+
+    def turns(self, present: set[int]) -> list[list[tuple[Slot, list[Client]]]]:
+        """Who is in which slot in each turn."""
+        clients = sorted((c for c in self.clients if c.id in present), key=lambda c: -c.samples)
+        chunks = [clients[i : i + self.size] for i in range(0, len(clients), self.size)]
+        lanes = len(self.slots)
+        return [list(zip(self.slots, chunks[i : i + lanes], strict=False)) for i in range(0, len(chunks), lanes)]
+
+
+class GraphEngine(Engine):
+    """Captures each kind of client's step once and replays it; falls back to the eager engine where it cannot."""
+
+    def adopt(self, clients: Sequence[Client]) -> None:
+        self.precision = torch.bfloat16 if self.engine_settings.precision == "bf16" else None
+        self.eager = EagerEngine(
+            self.method, self.settings, self.augmentation, self.seed, self.engine_settings, self.device
+        )
+        configure(self.engine_settings)
+        self.rows: dict[int, Tensor] = {}
+        self.counters: dict[int, Tensor] = {}
+        self.moments: dict[int, tuple[Tensor, int]] = {}
+        self._drawn: dict[tuple[int, int], Future[tuple[Tensor, Tensor]]] = {}
+        self._workers = ThreadPoolExecutor(4)
+        self._ready = False
+        kinds: dict[Kind, list[Client]] = {}
+        for client in clients:
+            batch = min(self.settings.batch, client.samples)
+            kinds.setdefault(Kind(client.backbone, client.architecture, batch), []).append(client)
+        self.families = [self._family(kind, members) for kind, members in kinds.items()]
+        home = self._home(sum(f.layout.size * len(f.clients) for f in self.families))
+        for family in self.families:
+            for client in family.clients:
+                self._bind(client, family.layout, home)
+
+    # Where clients live
+
+    def _family(self, kind: Kind, clients: list[Client]) -> _Family:
+        model = clients[0].model
+        group = _groupable(model)
+        layout = Layout(model, low_precision=group and self.precision is not None)
+        steps = max(self._steps(client) for client in clients)
+        return _Family(kind, clients, layout, group, steps)
+
+    def _steps(self, client: Client) -> int:
+        return client.samples // min(self.settings.batch, client.samples) * self.settings.epochs
+
+    def _home(self, elements: int) -> torch.device:
+        """The GPU, or the host's pinned memory where all clients' models together take more than their share."""
+        share = self.engine_settings.memory
+        if share is None and self.device.type == "cuda":
+            share = torch.cuda.get_device_properties(self.device).total_memory / 2**31
+        return torch.device("cpu") if share is not None and 4 * elements > share * 2**30 else self.device
+
+    def _bind(self, client: Client, layout: Layout, home: torch.device) -> None:
+        pinned = home.type != self.device.type
+        row = torch.zeros(layout.size, device=home, pin_memory=pinned)
+        counters = torch.zeros(len(layout.counters), device=home, dtype=torch.int64, pin_memory=pinned)
+        layout.bind(client.model, row, counters)
+        client.model.precision = self.precision if home.type == "cuda" else None
+        self.rows[client.id], self.counters[client.id] = row, counters
+
+    def warm_up(self, clients: Sequence[Client]) -> None:
+        """Bring the images to the GPU, build the slots and record their steps: once, before the first round."""
+        if self._ready:
+            return
+        self._ready = True
+        self.train_pool = _Pool(self.device, {c.id: (c.train.pixels, c.train.labels) for c in clients})
+        self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
+        lanes = max(1, LANES // len(self.families))
+        # Building kernels takes most of the time, and threads share that; recording a graph is one thread's work.
+        with ThreadPoolExecutor(len(self.families)) as threads:
+            list(threads.map(self._rehearse, self.families))
+        for family in self.families:
+            self._build(family, lanes)
+
+    def _rehearse(self, family: _Family) -> None:
+        """A first step of a family's first slot. One that cannot take it is found out about in `_build`."""
+        try:
+            slot = self._slot(family, family.group)
+            with slot.lane():
+                slot.step()
+            family.slots.append(slot)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError):
+            family.slots = []
+
+    def _build(self, family: _Family, lanes: int) -> None:
+        """Slots of the widest kind that works: a group, one client as its author wrote it, or none (eager)."""
+        for group in [True, False] if family.group else [False]:
+            if family.group and not group:
+                self._relayout(family)
+            try:
+                self._make_slots(family, lanes, group)
+                return
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+                family.slots, reason = [], (str(error) or type(error).__name__).splitlines()[0]
+        warnings.warn(
+            f"backbone {family.kind.backbone!r} with method {self.method.name!r} cannot be captured in a CUDA graph "
+            f"({reason}): its {len(family.clients)} clients train one after another, which is slower",
+            stacklevel=2,
+        )
+        self.eager.adopt(family.clients)
+
+    def _relayout(self, family: _Family) -> None:
+        family.group = False
+        family.layout = Layout(family.clients[0].model, low_precision=False)
+        for client in family.clients:
+            self._bind(client, family.layout, self.rows[client.id].device)
+
+    def _make_slots(self, family: _Family, lanes: int, group: bool) -> None:
+        turns = -(-len(family.clients) // self._together(family, group))
+        wanted = min(turns, lanes if family.size > 1 else max(lanes, 5))
+        fits = Views.fits(self.augmentation)
+        family.views = [Views(self.augmentation, self.device) if fits else None for _ in range(wanted)]
+        while len(family.slots) < wanted:
+            family.slots.append(self._slot(family, group))
+        for slot in family.slots:
+            slot.capture()
+
+    def _slot(self, family: _Family, group: bool) -> Slot:
+        """An empty slot, with a client in its first place to try things on."""
+        first, most = family.clients[0], self._together(family, group)
+        family.size = -(-len(family.clients) // -(-len(family.clients) // most))
+        slot = Slot(
+            self.method, self.settings, first, family.layout, family.size, family.steps, group, self.device,
+            self.precision,
+        )  # fmt: skip
+        slot.load([first], [self.rows[first.id]], [self.counters[first.id]])
+        return slot
+
+    def _together(self, family: _Family, group: bool) -> int:
+        """How many clients a slot has at most."""
+        operations = _operations(family.clients[0]) * family.kind.batch * self.method.views if group else 0
+        return self.engine_settings.together if group and operations <= ALONE else 1
+
+    # A round
+
+    def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
+        self.warm_up(clients)
+        present = {c.id for c in clients}
+        found: dict[int, tuple[list[str], Tensor, int, int]] = {}
+        for wave in self._waves(present):
+            for slot, chunk in wave:
+                with slot.lane():
+                    self._enter(slot, chunk, round)
+            self._replay(wave, round)
+            for slot, chunk in wave:
+                with slot.lane():
+                    self._leave(slot, chunk, found)
+        self._draw_ahead(clients, round + 1)
+        losses = {c.id: self.eager.train(c, round) for f in self.families if not f.slots for c in f.clients}
+        self._join()
+        losses |= _read(found)
+        for client in clients:
+            check_finite(client, round, losses[client.id])
+        return [losses[client.id] for client in clients]
+
+    def _join(self) -> None:
+        for family in self.families:
+            for slot in family.slots:
+                slot.join()
+
+    def _waves(self, present: set[int]) -> list[list[tuple[Slot, list[Client]]]]:
+        """All families' turns side by side."""
+        turns = [family.turns(present) for family in self.families if family.slots]
+        longest = max(map(len, turns), default=0)
+        return [[job for turn in turns if i < len(turn) for job in turn[i]] for i in range(longest)]
+
+    def _enter(self, slot: Slot, chunk: list[Client], round: int) -> None:
+        """Models, images and labels of some clients come into a slot."""
+        slot.load(chunk, [self.rows[c.id] for c in chunk], [self.counters[c.id] for c in chunk])
+        seeds = [key(self.seed, c.id, round, "layers") for c in chunk]
+        slot.begin([self._steps(c) for c in chunk], seeds, self.settings.reset)
+        if not self.settings.reset:
+            for g, client in enumerate(chunk):
+                zeros = torch.zeros_like(slot.moments[:, g])
+                slot.load_moments(g, *self.moments.get(client.id, (zeros, 0)))
+        views = self._views_of(slot)
+        for g, client in enumerate(chunk):
+            batches, uniforms = self._draws(client, round)
+            index = batches.to(self.device, non_blocking=True) + self.train_pool.start[client.id]
+            index = index.repeat(1, self.method.views)
+            steps = len(index)
+            slot.labels[g, :steps].copy_(self.train_pool.labels[index])
+            uniforms = uniforms.to(self.device, non_blocking=True).flatten(0, 1)
+            out = slot.images[g, :steps].flatten(0, 1)
+            if views is not None:
+                views.make(self.train_pool.pixels, index.flatten(), uniforms, out)
+            else:
+                made = self.augmentation.apply(self.train_pool.pixels[index.flatten()], uniforms)
+                out.copy_(made.permute(0, 2, 3, 1))
+
+    def _views_of(self, slot: Slot) -> Views | None:
+        for family in self.families:
+            if slot in family.slots:
+                return family.views[family.slots.index(slot)]
+        return None
+
+    def _replay(self, wave: list[tuple[Slot, list[Client]]], round: int) -> None:
+        """All steps of all slots, a step of each in turn, so that every stream has work."""
+        steps = {id(slot): max(self._steps(c) for c in chunk) for slot, chunk in wave}
+        for t in range(max(steps.values(), default=0)):
+            for slot, chunk in wave:
+                if t >= steps[id(slot)]:
+                    continue
+                with slot.lane():
+                    for member, client in zip(slot.members, chunk, strict=False):
+                        epoch, rest = divmod(t, self._steps(client) // self.settings.epochs)
+                        if rest == 0 and epoch < self.settings.epochs:
+                            self.method.start_epoch(member, round, epoch)
+                    slot.replay()
+
+    def _leave(self, slot: Slot, chunk: list[Client], found: dict[int, tuple[list[str], Tensor, int, int]]) -> None:
+        if slot.group:  # the layers of a group do not count batches by themselves
+            taken = sent(torch.tensor([self._steps(c) for c in chunk]), self.device)
+            slot.counters[: len(chunk)] += taken.unsqueeze(1)
+        slot.store(chunk, [self.rows[c.id] for c in chunk], [self.counters[c.id] for c in chunk])
+        totals = slot.totals.clone()
+        for g, client in enumerate(chunk):
+            found[client.id] = (slot.terms, totals, g, self._steps(client))
+            if not self.settings.reset:
+                _, before = self.moments.get(client.id, (None, 0))
+                self.moments[client.id] = (slot.moments[:, g].clone(), before + self._steps(client))
+
+    def _draws(self, client: Client, round: int) -> tuple[Tensor, Tensor]:
+        """Indices (steps, B) and uniforms in pinned memory, drawn ahead of time where that was possible."""
+        ahead = self._drawn.pop((client.id, round), None)
+        return ahead.result() if ahead else self._pinned(client, round)
+
+    def _pinned(self, client: Client, round: int) -> tuple[Tensor, Tensor]:
+        draws = self.draw(client, round)
+        if self.device.type != "cuda":
+            return draws.batches, draws.uniforms
+        return draws.batches.pin_memory(), draws.uniforms.pin_memory()
+
+    def _draw_ahead(self, clients: Sequence[Client], round: int) -> None:
+        """The next round's draws, while the GPU works on this one; a few hundred clients' at most."""
+        self._drawn.clear()
+        for client in clients[:200]:
+            self._drawn[client.id, round] = self._workers.submit(self._pinned, client, round)
+
+    # Tests
+
+    @torch.no_grad()
+    def evaluate_all(self, clients: Sequence[Client]) -> list[float]:
+        right: dict[int, Tensor] = {}
+
+        def score(slot: Slot, g: int, client: Client, z: Tensor) -> None:
+            labels = self.test_pool.labels[self.test_pool.range(client.id)]
+            right[client.id] = (self.method.scores(slot.members[g], z).argmax(1) == labels).sum()
+
+        self._embed_all(clients, score)
+        order = [client.id for client in clients if client.id in right]
+        counts = dict(zip(order, torch.stack([right[i] for i in order]).tolist() if order else [], strict=True))
+        return [
+            counts[client.id] / len(client.test) if client.id in counts else self.eager.evaluate(client)
+            for client in clients
+        ]
+
+    @torch.no_grad()
+    def embed(self, client: Client) -> Tensor:
+        found: list[Tensor] = []
+        self._embed_all([client], lambda slot, g, client, z: found.append(z))
+        return found[0] if found else self.eager.embed(client)
+
+    def _embed_all(self, clients: Sequence[Client], use: Any) -> None:
+        """Calls `use(slot, place, client, z)` with the embeddings (n, d_z) of each client's test images."""
+        self.warm_up(clients)
+        for wave in self._waves({c.id for c in clients}):
+            for slot, chunk in wave:
+                with slot.lane():
+                    slot.load(chunk, [self.rows[c.id] for c in chunk], [self.counters[c.id] for c in chunk])
+            self._test(wave, use)
+        self._join()
+
+    def _test(self, wave: list[tuple[Slot, list[Client]]], use: Any) -> None:
+        found: dict[int, list[Tensor]] = {id(slot): [] for slot, _ in wave}
+        longest = max(len(client.test) for _, chunk in wave for client in chunk)
+        for start in range(0, longest, TEST_BATCH):
+            for slot, chunk in wave:
+                if start >= max(len(client.test) for client in chunk):
+                    continue
+                with slot.lane():
+                    places = torch.stack([self.test_pool.places(c.id, start, TEST_BATCH) for c in chunk])
+                    found[id(slot)].append(slot.embed_at(self.test_pool.pixels, self.augmentation, places))
+        for slot, chunk in wave:
+            with slot.lane():
+                z = torch.cat(found[id(slot)], 1)
+                for g, client in enumerate(chunk):
+                    use(slot, g, client, z[g, : len(client.test)])
+
+    # What lives on
+
+    def state(self) -> dict[str, Tensor]:
+        if self.settings.reset:
+            return {}
+        state = dict(self.eager.state())
+        for family in self.families:
+            for client in family.clients:
+                if client.id in self.moments:
+                    state |= self._optimizer_state(client, family.layout)
+        return state
+
+    def _optimizer_state(self, client: Client, layout: Layout) -> dict[str, Tensor]:
+        """As torch's optimisers name it."""
+        moments, step = self.moments[client.id]
+        state: dict[str, Tensor] = {}
+        for index, (name, _) in enumerate(client.model.named_parameters()):
+            entry, path = layout.entries[name], f"{client.id}.{index}"
+            if self.settings.optimizer == "adam":
+                state[f"{path}.step"] = torch.tensor(float(step))
+                state[f"{path}.exp_avg"] = entry.view(moments[0])
+                state[f"{path}.exp_avg_sq"] = entry.view(moments[1])
+            else:
+                state[f"{path}.momentum_buffer"] = entry.view(moments[0])
+        return state
+
+    def load_state(self, clients: Sequence[Client], state: dict[str, Tensor]) -> None:
+        self.warm_up(clients)
+        for family in self.families:
+            if not family.slots:
+                own = {str(c.id) for c in family.clients}
+                self.eager.load_state(family.clients, {k: v for k, v in state.items() if k.split(".")[0] in own})
+                continue
+            for client in family.clients:
+                self._load_optimizer(client, family.layout, state)
+
+    def _load_optimizer(self, client: Client, layout: Layout, state: dict[str, Tensor]) -> None:
+        moments, step = torch.zeros(2, layout.parameters, device=self.device), 0
+        for index, (name, _) in enumerate(client.model.named_parameters()):
+            entry, path = layout.entries[name], f"{client.id}.{index}"
+            if f"{path}.exp_avg" in state:
+                entry.view(moments[0]).copy_(state[f"{path}.exp_avg"])
+                entry.view(moments[1]).copy_(state[f"{path}.exp_avg_sq"])
+                step = int(state[f"{path}.step"])
+            elif f"{path}.momentum_buffer" in state:
+                entry.view(moments[0]).copy_(state[f"{path}.momentum_buffer"])
+                step = 1
+            else:
+                return
+        self.moments[client.id] = (moments, step)
+
+
+class _Pool:
+    """All clients' images of one split, one after another on the GPU."""
+
+    def __init__(self, device: torch.device, images: dict[int, tuple[Tensor, Tensor]]):
+        self.start: dict[int, int] = {}
+        total = 0
+        for client, (_, labels) in images.items():
+            self.start[client], total = total, total + len(labels)
+        first = next(iter(images.values()))[0]
+        self.pixels = torch.empty((total, *first.shape[1:]), dtype=torch.uint8, device=device)
+        self.labels = torch.empty(total, dtype=torch.int64, device=device)
+        self.length = {client: len(labels) for client, (_, labels) in images.items()}
+        for client, (pixels, labels) in images.items():
+            self.pixels[self.range(client)] = pixels.to(device)
+            self.labels[self.range(client)] = labels.to(device)
+
+    def range(self, client: int) -> slice:
+        return slice(self.start[client], self.start[client] + self.length[client])
+
+    def places(self, client: int, start: int, count: int) -> Tensor:
+        """`count` of a client's images from `start` on; past its last one, the last again."""
+        wanted = torch.arange(start, start + count, device=self.pixels.device)
+        return wanted.clamp_(max=self.length[client] - 1) + self.start[client]
+
+
+def _read(found: dict[int, tuple[list[str], Tensor, int, int]]) -> dict[int, dict[str, float]]:
+    """All sums of losses in one copy from the GPU, as means a step."""
+    if not found:
+        return {}
+    columns = torch.stack([totals[:, g] for _, totals, g, _ in found.values()]).tolist()
+    return {
+        client: {name: value / steps for name, value in zip(names, column, strict=True)}
+        for (client, (names, _, _, steps)), column in zip(found.items(), columns, strict=True)
+    }
+
+
+def _groupable(model: ClientModel) -> bool:
+    """Whether its networks can be rewritten for a group."""
+    nothing = torch.empty(0)
+    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, nothing)
+    try:
+        for part in ("backbone", "projector"):
+            grouped(getattr(model, part), part, stack)
+    except CannotGroup:
+        return False
+    return True
+
+
+def _operations(client: Client) -> float:
+    """Floating-point operations of one image's way through the backbone."""
+    image = client.train.pixels[:2].float().to(next(client.model.parameters()).device)
+    training = client.model.training
+    client.model.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        client.model.embed(image)
+    client.model.train(training)
+    return counter.get_total_flops() / 2

@@ -1,0 +1,334 @@
+"""Triton kernels for a group of G clients of one architecture, whose batches lie one after another.
+
+Activations are channels-last, so that a group's tensor (G · B, C, H, W) is G matrices of R = B · H · W rows and C
+columns. Parameters of all members lie in one tensor (G, …), a row a client; `row` is the distance between two clients.
+
+`active` (G,) says which members take part in this step; what the others remember stays as it is.
+"""
+
+# The arguments of a kernel are typed by Triton, which has no stubs:
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+WHOLE = tl.constexpr(0)
+"""A normalisation in one kernel: all rows of a channel fit into one block."""
+PARTS = tl.constexpr(1)
+"""The first of two kernels: sums of each block of rows."""
+FINISH = tl.constexpr(2)
+"""The second of two: the blocks' sums are put together, in order, by every program that needs them."""
+
+
+@triton.jit
+def norm_forward(
+    x, y, weight, bias, running_mean, running_var, mean, scale, parts, active, R, C, row, momentum, eps, relu,
+    STAGE: tl.constexpr, TRAIN: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Batch normalisation of each member by itself, then ReLU; remembers mean and 1/σ for the way back.
+
+    The blocks' means and squares are merged as Chan et al. (1979) do, so that no digits are lost to a large mean.
+    """
+    split = tl.program_id(1)
+    g = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    r = split * BLOCK_R + tl.arange(0, BLOCK_R)
+    ok = c < C
+    inside = (r < R)[:, None] & ok[None, :]
+    at = (g * R + r)[:, None] * C + c[None, :]
+    parts += g * tl.num_programs(1) * 2 * C
+    value = tl.load(x + at, inside, 0).to(tl.float32)
+    if TRAIN:
+        if STAGE == FINISH:
+            k = tl.arange(0, SPLITS)
+            counts = tl.minimum(tl.maximum(R - k * BLOCK_R, 0), BLOCK_R).to(tl.float32)
+            there = (k < tl.num_programs(1))[:, None] & ok[None, :]
+            means = tl.load(parts + k[:, None] * 2 * C + c[None, :], there, 0)
+            m = tl.sum(means * counts[:, None], 0) / R
+            away = (means - m[None, :]) * (means - m[None, :]) * counts[:, None]
+            squares = tl.sum(tl.load(parts + (k[:, None] * 2 + 1) * C + c[None, :], there, 0) + away, 0)
+        else:
+            m = tl.sum(value, 0) / tl.minimum(R - split * BLOCK_R, BLOCK_R)
+            away = tl.where(inside, value - m[None, :], 0.0)
+            squares = tl.sum(away * away, 0)
+        variance = squares / R
+    else:
+        m = tl.load(running_mean + g * row + c, ok, 0)
+        variance = tl.load(running_var + g * row + c, ok, 0)
+    if STAGE == PARTS:
+        tl.store(parts + split * 2 * C + c, m, ok)
+        tl.store(parts + (split * 2 + 1) * C + c, squares, ok)
+    else:
+        s = 1 / tl.sqrt(variance + eps)
+        if TRAIN:
+            first = c < C * (split == 0).to(tl.int32)
+            remembers = c < C * (split == 0).to(tl.int32) * tl.load(active + g).to(tl.int32)
+            old_mean = tl.load(running_mean + g * row + c, remembers, 0)
+            old_var = tl.load(running_var + g * row + c, remembers, 0)
+            unbiased = variance * (R / (R - 1.0))
+            tl.store(running_mean + g * row + c, (1 - momentum) * old_mean + momentum * m, remembers)
+            tl.store(running_var + g * row + c, (1 - momentum) * old_var + momentum * unbiased, remembers)
+            tl.store(mean + g * C + c, m, first)
+            tl.store(scale + g * C + c, s, first)
+        w = tl.load(weight + g * row + c, ok, 0)
+        b = tl.load(bias + g * row + c, ok, 0)
+        value = (value - m[None, :]) * s[None, :] * w[None, :] + b[None, :]
+        value = tl.where(relu > 0, tl.maximum(value, 0.0), value)
+        tl.store(y + at, value.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def norm_backward(
+    x, dy, dx, weight, bias, mean, scale, dweight, dbias, parts, R, C, row, drow, relu,
+    STAGE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The way back: dx = w/σ · (dy − mean(dy) − x̂ · mean(dy · x̂)), with dy masked where the ReLU was off."""
+    split = tl.program_id(1)
+    g = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    r = split * BLOCK_R + tl.arange(0, BLOCK_R)
+    ok = c < C
+    inside = (r < R)[:, None] & ok[None, :]
+    at = (g * R + r)[:, None] * C + c[None, :]
+    parts += g * tl.num_programs(1) * 2 * C
+    s = tl.load(scale + g * C + c, ok, 0)
+    w = tl.load(weight + g * row + c, ok, 0)
+    b = tl.load(bias + g * row + c, ok, 0)
+    unit = (tl.load(x + at, inside, 0).to(tl.float32) - tl.load(mean + g * C + c, ok, 0)[None, :]) * s[None, :]
+    d = tl.load(dy + at, inside, 0).to(tl.float32)
+    d = tl.where((relu > 0) & (unit * w[None, :] + b[None, :] <= 0), 0.0, d)
+    if STAGE == FINISH:
+        k = tl.arange(0, SPLITS)
+        there = (k < tl.num_programs(1))[:, None] & ok[None, :]
+        sum_d = tl.sum(tl.load(parts + k[:, None] * 2 * C + c[None, :], there, 0), 0)
+        sum_p = tl.sum(tl.load(parts + (k[:, None] * 2 + 1) * C + c[None, :], there, 0), 0)
+    else:
+        sum_d = tl.sum(d, 0)
+        sum_p = tl.sum(tl.where(inside, d * unit, 0.0), 0)
+    if STAGE == PARTS:
+        tl.store(parts + split * 2 * C + c, sum_d, ok)
+        tl.store(parts + (split * 2 + 1) * C + c, sum_p, ok)
+    else:
+        first = c < C * (split == 0).to(tl.int32)
+        tl.store(dbias + g * drow + c, sum_d, first)
+        tl.store(dweight + g * drow + c, sum_p, first)
+        d = (d - (sum_d / R)[None, :] - unit * (sum_p / R)[None, :]) * (w * s)[None, :]
+        tl.store(dx + at, d.to(dx.dtype.element_ty), inside)
+
+
+@triton.jit
+def bias_forward(
+    x, y, bias, R, C, row, RELU: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """y = ReLU(x + b)."""
+    g = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    inside = (r < R)[:, None] & (c < C)[None, :]
+    at = (g * R + r)[:, None] * C + c[None, :]
+    value = tl.load(x + at, inside, 0).to(tl.float32)
+    value += tl.load(bias + g * row + c, c < C, 0).to(tl.float32)[None, :]
+    if RELU:
+        value = tl.maximum(value, 0.0)
+    tl.store(y + at, value.to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def bias_backward(
+    y, dy, dx, parts, R, C, RELU: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """dx = dy where y > 0, and its sums over STEPS blocks of rows: parts (G, blocks, C), to be added up in order."""
+    g = tl.program_id(2).to(tl.int64)
+    block = tl.program_id(1)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
+    for step in range(STEPS):
+        r = (block * STEPS + step) * BLOCK_R + tl.arange(0, BLOCK_R)
+        inside = (r < R)[:, None] & (c < C)[None, :]
+        at = (g * R + r)[:, None] * C + c[None, :]
+        d = tl.load(dy + at, inside, 0).to(tl.float32)
+        if RELU:
+            d = tl.where(tl.load(y + at, inside, 0).to(tl.float32) > 0, d, 0.0)
+            tl.store(dx + at, d.to(dx.dtype.element_ty), inside)
+        total += d
+    tl.store(parts + (g * tl.num_programs(1) + block) * C + c, tl.sum(total, 0), c < C)
+
+
+@triton.jit(do_not_specialize=["S", "P"])
+def pool_forward(
+    x, y, which, C, H, W, HO, WO, S, P, K: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Maximum over windows of K × K, and which of its places it stood at (the first of equals, as torch has it).
+
+    A program has a part of one line of one image: two divisions find a place, where a flat index would take six.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ho = tl.program_id(1)
+    n = tl.program_id(2).to(tl.int64)
+    ok = i < WO * C
+    c = i % C
+    wo = i // C
+    x += n * H * W * C
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    place = tl.zeros([BLOCK], tl.int32)
+    for tap in tl.static_range(K * K):
+        h = ho * S - P + tap // K
+        w = wo * S - P + tap % K
+        inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        value = tl.load(x + (h * W + w) * C + c, inside, float("-inf")).to(tl.float32)
+        place = tl.where(value > best, tap, place)
+        best = tl.maximum(best, value)
+    at = (n * HO + ho) * WO * C + i
+    tl.store(y + at, best.to(y.dtype.element_ty), ok)
+    tl.store(which + at, place.to(tl.uint8), ok)
+
+
+@triton.jit(do_not_specialize=["S", "P"])
+def pool_backward(
+    dy, which, dx, C, H, W, HO, WO, S, P, K: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Each place gathers from the windows in which it was the largest: no two programs write to one place."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    h = tl.program_id(1)
+    n = tl.program_id(2).to(tl.int64)
+    ok = i < W * C
+    c = i % C
+    w = i // C
+    dy += n * HO * WO * C
+    which += n * HO * WO * C
+    gathered = tl.zeros([BLOCK], tl.float32)
+    for tap in tl.static_range(K * K):
+        up = h + P - tap // K
+        left = w + P - tap % K
+        inside = ok & (up >= 0) & (left >= 0) & (up % S == 0) & (left % S == 0) & (up // S < HO) & (left // S < WO)
+        at = (up // S * WO + left // S) * C + c
+        mine = inside & (tl.load(which + at, inside, 255).to(tl.int32) == tap)
+        gathered += tl.load(dy + at, mine, 0).to(tl.float32)
+    tl.store(dx + (n * H + h) * W * C + i, gathered.to(dx.dtype.element_ty), ok)
+
+
+@triton.jit(do_not_specialize=["S", "P"])
+def depthwise_forward(
+    x, weight, y, images, row, C, H, W, HO, WO, S, P,
+    K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One K × K filter a channel. `images` is how many a client has."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ho = tl.program_id(1)
+    n = tl.program_id(2).to(tl.int64)
+    ok = i < WO * C
+    c = i % C
+    wo = i // C
+    filters = weight + n // images * row + c * K * K
+    x += n * H * W * C
+    value = tl.zeros([BLOCK], tl.float32)
+    for tap in tl.static_range(K * K):
+        h = ho * S - P + tap // K
+        w = wo * S - P + tap % K
+        inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        pixel = tl.load(x + (h * W + w) * C + c, inside, 0).to(tl.float32)
+        value += pixel * tl.load(filters + tap, ok, 0).to(tl.float32)
+    tl.store(y + (n * HO + ho) * WO * C + i, value.to(y.dtype.element_ty), ok)
+
+
+@triton.jit(do_not_specialize=["S", "P"])
+def depthwise_backward(
+    dy, weight, dx, images, row, C, H, W, HO, WO, S, P,
+    K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What each input gets back from the outputs that read it."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    h = tl.program_id(1)
+    n = tl.program_id(2).to(tl.int64)
+    ok = i < W * C
+    c = i % C
+    w = i // C
+    filters = weight + n // images * row + c * K * K
+    dy += n * HO * WO * C
+    value = tl.zeros([BLOCK], tl.float32)
+    for tap in tl.static_range(K * K):
+        up = h + P - tap // K
+        left = w + P - tap % K
+        inside = ok & (up >= 0) & (left >= 0) & (up % S == 0) & (left % S == 0) & (up // S < HO) & (left // S < WO)
+        d = tl.load(dy + (up // S * WO + left // S) * C + c, inside, 0).to(tl.float32)
+        value += d * tl.load(filters + tap, ok, 0).to(tl.float32)
+    tl.store(dx + (n * H + h) * W * C + i, value.to(dx.dtype.element_ty), ok)
+
+
+@triton.jit(do_not_specialize=["S", "P"])
+def depthwise_weights(
+    x, dy, dweight, R, drow, C, H, W, HO, WO, S, P,
+    K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The filters' gradient: a program a tap, a block of channels and a client. R = B · HO · WO."""
+    tap = tl.program_id(0)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    g = tl.program_id(2).to(tl.int64)
+    ok = c < C
+    x += g * (R // (HO * WO)) * H * W * C
+    dy += g * R * C
+    total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
+    for start in range(0, R, BLOCK_R):
+        r = start + tl.arange(0, BLOCK_R)
+        h = (r // WO) % HO * S - P + tap // K
+        w = r % WO * S - P + tap % K
+        n = r // WO // HO
+        inside = (r < R) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        mask = inside[:, None] & ok[None, :]
+        pixel = tl.load(x + ((n * H + h) * W + w)[:, None] * C + c[None, :], mask, 0).to(tl.float32)
+        total += pixel * tl.load(dy + r[:, None] * C + c[None, :], mask, 0).to(tl.float32)
+    tl.store(dweight + g * drow + c * K * K + tap, tl.sum(total, 0).to(dweight.dtype.element_ty), ok)
+
+
+@triton.jit
+def dropout(x, y, seed, cursor, member, layer, rate, BLOCK: tl.constexpr):
+    """Zeroes a share of the values, by a draw that is a function of (client's key, step, layer, place) alone."""
+    g = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < member
+    key = tl.load(seed + g) + tl.load(cursor) * 1000003 + layer * 7919
+    kept = tl.rand(key, i) >= rate
+    value = tl.load(x + g * member + i, ok, 0).to(tl.float32)
+    tl.store(y + g * member + i, tl.where(kept, value / (1 - rate), 0.0).to(y.dtype.element_ty), ok)
+
+
+@triton.jit
+def optimise(
+    flat, low, grad_low, grad_high, first, second, step, active, row, n_low, n, lr, eps, decay,
+    ADAM: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr,
+    COPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One step of Adam, or of SGD with momentum BETA1, on all parameters of every member.
+
+    The first `n_low` parameters of a member have their gradient in `grad_low` and, where COPY, a copy in lower
+    precision to write; the other n − n_low have theirs in `grad_high`. LOG1 and LOG2 are the betas' logarithms: powers
+    are taken in float64, since 1 − β^t loses most digits of float32.
+    """
+    g = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < n * tl.load(active + g).to(tl.int32)
+    is_low = ok & (i < n_low)
+    is_high = ok & (i >= n_low)
+    d = tl.load(grad_low + g * n_low + i, is_low, 0).to(tl.float32)
+    d += tl.load(grad_high + g * (n - n_low) + i - n_low, is_high, 0).to(tl.float32)
+    p = tl.load(flat + g * row + i, ok, 0)
+    d += decay * p
+    m = tl.load(first + g * n + i, ok, 0)
+    if ADAM:
+        t = (tl.load(step + g) + 1).to(tl.float64)
+        correction1 = (1 - tl.exp(t * LOG1)).to(tl.float32)
+        correction2 = tl.sqrt(1 - tl.exp(t * LOG2)).to(tl.float32)
+        v = tl.load(second + g * n + i, ok, 0)
+        m = BETA1 * m + (1 - BETA1) * d
+        v = BETA2 * v + (1 - BETA2) * d * d
+        tl.store(second + g * n + i, v, ok)
+        p -= lr / correction1 * m / (tl.sqrt(v) / correction2 + eps)
+    else:
+        m = BETA1 * m + d
+        p -= lr * m
+    tl.store(first + g * n + i, m, ok)
+    tl.store(flat + g * row + i, p, ok)
+    if COPY:
+        tl.store(low + g * n_low + i, p.to(low.dtype.element_ty), is_low)

@@ -1,0 +1,481 @@
+"""Layers for a group of G clients of one architecture: each member's own weights, one launch for all where possible.
+
+A group's activations are (G · B, C, H, W), channels last, member after member. All layers that treat every sample by
+itself (ReLU, pooling, concatenation, …) work on that as they are. Those with weights, or with statistics of a batch,
+are here. Their gradients are written straight into the group's flat gradient: autograd never holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor, nn
+
+from mapl.engine.graphs import kernels
+
+
+@dataclass
+class Keys:
+    """What the draws of layers are a function of."""
+
+    seed: Tensor
+    """(G,) int64: the key of each member in this round."""
+    cursor: Tensor
+    """(1,) int64: steps taken in this round."""
+
+
+@dataclass
+class Stack:
+    """What the layers of a group read and write, each (G, …), a row a member."""
+
+    clients: int
+    keys: Keys
+    weights: dict[str, Tensor]
+    """Parameters by name, in the precision they are computed in."""
+    gradients: dict[str, Tensor]
+    """Where each parameter's gradient goes."""
+    buffers: dict[str, Tensor]
+    active: Tensor
+    """(G,) uint8: who takes part in this step."""
+    step: Tensor
+    """(G,) int64: steps that each member has taken with its optimiser."""
+    token: Tensor
+    """An empty tensor that requires a gradient: it tells autograd that a layer has weights to go back for."""
+
+
+def rows(x: Tensor) -> Tensor:
+    """The tensor with its samples channels last in memory, which kernels take for granted."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x.contiguous()
+
+
+def grid_of(clients: int, x: Tensor) -> tuple[int, int]:
+    """(R, C): rows of each member and channels of a tensor (G · B, C, …) that lies channels last."""
+    channels = x.shape[1]
+    return x.numel() // channels // clients, channels
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """How a normalisation of R rows is cut up: in one kernel, or where they are too many for a block, in two."""
+
+    rows: int
+    channels: int
+    clients: int
+    BLOCK_R = 512
+    BLOCK_C = 32
+
+    def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
+        splits = triton.cdiv(self.rows, self.BLOCK_R)
+        grid = triton.cdiv(self.channels, self.BLOCK_C), splits, self.clients
+        sizes = {"SPLITS": max(64, triton.next_power_of_2(splits)), "BLOCK_R": self.BLOCK_R, "BLOCK_C": self.BLOCK_C}
+        stages = (kernels.WHOLE,) if splits == 1 or constants.get("TRAIN") is False else (kernels.PARTS, kernels.FINISH)
+        for stage in stages:
+            kernel[grid](*arguments, STAGE=stage.value, num_warps=8, **sizes, **constants)
+
+    def parts(self, x: Tensor) -> Tensor:
+        """Room for what the first kernel tells the second."""
+        splits = triton.cdiv(self.rows, self.BLOCK_R)
+        return x.new_empty((self.clients, splits, 2, self.channels), dtype=torch.float32)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, layer: GroupNorm) -> Tensor:
+        stack, name = layer.stack, layer.name
+        x = rows(x)
+        r, c = grid_of(stack.clients, x)
+        weight, bias = stack.weights[f"{name}.weight"], stack.weights[f"{name}.bias"]
+        mean, var = stack.buffers[f"{name}.running_mean"], stack.buffers[f"{name}.running_var"]
+        y = torch.empty_like(x)
+        saved = x.new_empty((2, stack.clients, c), dtype=torch.float32)
+        blocks = _Blocks(r, c, stack.clients)
+        blocks.launch(
+            kernels.norm_forward, x, y, weight, bias, mean, var, saved[0], saved[1], blocks.parts(x), stack.active,
+            r, c, weight.stride(0), layer.momentum, layer.eps, int(layer.relu), TRAIN=layer.training,
+        )  # fmt: skip
+        ctx.save_for_backward(x, saved)
+        ctx.layer = layer
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        x, saved = ctx.saved_tensors
+        layer: GroupNorm = ctx.layer
+        stack, name = layer.stack, layer.name
+        r, c = grid_of(stack.clients, x)
+        weight, bias = stack.weights[f"{name}.weight"], stack.weights[f"{name}.bias"]
+        dweight, dbias = stack.gradients[f"{name}.weight"], stack.gradients[f"{name}.bias"]
+        dx, blocks = torch.empty_like(x), _Blocks(r, c, stack.clients)
+        blocks.launch(
+            kernels.norm_backward, x, rows(dy), dx, weight, bias, saved[0], saved[1], dweight, dbias, blocks.parts(x),
+            r, c, weight.stride(0), dweight.stride(0), int(layer.relu),
+        )  # fmt: skip
+        return dx, None, None
+
+
+class GroupNorm(nn.Module):
+    """Batch normalisation with each member's own statistics, and the ReLU after it."""
+
+    def __init__(self, stack: Stack, name: str, module: nn.Module, relu: bool):
+        super().__init__()
+        self.stack, self.name, self.relu = stack, name, relu
+        self.momentum, self.eps = module.momentum, module.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Norm.apply(x, self.stack.token, self)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Bias(torch.autograd.Function):
+    """x + b, and ReLU; the bias has its gradient from partial sums that are added in a fixed order."""
+
+    STEPS, BLOCK_R, BLOCK_C = 8, 64, 64
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stack: Stack, name: str, relu: bool) -> Tensor:
+        x = rows(x)
+        r, c = grid_of(stack.clients, x)
+        bias = stack.weights[name]
+        y = torch.empty_like(x)
+        grid = (triton.cdiv(c, _Bias.BLOCK_C), triton.cdiv(r, _Bias.BLOCK_R), stack.clients)
+        kernels.bias_forward[grid](
+            x, y, bias, r, c, bias.stride(0), RELU=relu, BLOCK_R=_Bias.BLOCK_R, BLOCK_C=_Bias.BLOCK_C
+        )
+        ctx.save_for_backward(y if relu else x.new_empty(0))
+        ctx.use = stack, name, relu, r, c
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        stack, name, relu, r, c = ctx.use
+        (y,) = ctx.saved_tensors
+        dy = rows(dy)
+        dx = torch.empty_like(dy) if relu else dy
+        blocks = triton.cdiv(r, _Bias.BLOCK_R * _Bias.STEPS)
+        parts = dy.new_empty((stack.clients, blocks, c), dtype=torch.float32)
+        kernels.bias_backward[triton.cdiv(c, _Bias.BLOCK_C), blocks, stack.clients](
+            y, dy, dx, parts, r, c, RELU=relu, STEPS=_Bias.STEPS, BLOCK_R=_Bias.BLOCK_R, BLOCK_C=_Bias.BLOCK_C
+        )
+        stack.gradients[name].copy_(parts.sum(1))
+        return dx, None, None, None
+
+
+class _Matrices(torch.autograd.Function):
+    """x (G, R, I) times each member's weight (G, O, I), transposed: (G, R, O)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.gradient = gradient
+        return torch.bmm(x, weight.mT)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        dy = dy.contiguous()
+        torch.bmm(dy.mT, x, out=ctx.gradient)
+        return torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None, None, None, None
+
+
+_side_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+"""Streams beside a stream, by (its handle, number): members' convolutions are branches of one graph."""
+
+
+def _side(device: torch.device, number: int) -> torch.cuda.Stream:
+    at = (torch.cuda.current_stream(device).cuda_stream, number)
+    if at not in _side_streams:
+        _side_streams[at] = torch.cuda.Stream(device)
+    return _side_streams[at]
+
+
+@contextmanager
+def _beside(device: torch.device, g: int, clients: int) -> Iterator[None]:
+    """What a group does for member g alone runs beside what it does for the others."""
+    if device.type != "cuda" or clients == 1:
+        yield
+        return
+    stream = _side(device, g)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+def _together(device: torch.device, clients: int) -> None:
+    """Wait for all members."""
+    if device.type == "cuda" and clients > 1:
+        for g in range(clients):
+            torch.cuda.current_stream(device).wait_stream(_side(device, g))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A convolution without its weights."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @staticmethod
+    def of(module: nn.Conv2d) -> Sizes:
+        assert not isinstance(module.padding, str)
+        return Sizes(module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
+
+
+class _Convolutions(torch.autograd.Function):
+    """A convolution a member, one after another: for what is no plain matrix product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
+        x = rows(x)
+        ctx.save_for_backward(x, weight)
+        ctx.gradient, ctx.sizes = gradient, sizes
+        made = []
+        for g, batch in enumerate(x.chunk(len(weight))):
+            with _beside(x.device, g, len(weight)):
+                made.append(_convolve(batch, weight[g], sizes))
+        _together(x.device, len(weight))
+        return made[0] if len(made) == 1 else torch.cat(made)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        dy, sizes, wanted = rows(dy), ctx.sizes, ctx.needs_input_grad[0]
+        found = []
+        for g, (batch, d) in enumerate(zip(x.chunk(len(weight)), dy.chunk(len(weight)), strict=True)):
+            with _beside(x.device, g, len(weight)):
+                dx, dw, _ = torch.ops.aten.convolution_backward(
+                    d, batch, weight[g], None, sizes.stride, sizes.padding, sizes.dilation, False, [0, 0],
+                    sizes.groups, [wanted, True, False],
+                )  # fmt: skip
+                ctx.gradient[g].copy_(dw)
+                found.append(dx)
+        _together(x.device, len(weight))
+        if not wanted:
+            return None, None, None, None, None
+        return found[0] if len(found) == 1 else torch.cat(found), None, None, None, None
+
+
+def _convolve(x: Tensor, weight: Tensor, sizes: Sizes) -> Tensor:
+    return F.conv2d(x, weight, None, sizes.stride, sizes.padding, sizes.dilation, sizes.groups)
+
+
+class _Depthwise(torch.autograd.Function):
+    """One filter a channel and member."""
+
+    BLOCK = 512
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
+        x = rows(x)
+        k, s, p = sizes.kernel[0], sizes.stride[0], sizes.padding[0]
+        n, c, h, w = x.shape
+        ho, wo = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
+        y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        kernels.depthwise_forward[triton.cdiv(wo * c, _Depthwise.BLOCK), ho, n](
+            x, weight, y, n // len(weight), weight.stride(0), c, h, w, ho, wo, s, p, K=k, BLOCK=_Depthwise.BLOCK
+        )
+        ctx.save_for_backward(x, weight)
+        ctx.gradient, ctx.sizes = gradient, (k, s, p)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        k, s, p = ctx.sizes
+        dy = rows(dy)
+        n, c, h, w = x.shape
+        ho, wo = dy.shape[2:]
+        clients, dx = len(weight), torch.empty_like(x)
+        kernels.depthwise_backward[triton.cdiv(w * c, _Depthwise.BLOCK), h, n](
+            dy, weight, dx, n // clients, weight.stride(0), c, h, w, ho, wo, s, p, K=k, BLOCK=_Depthwise.BLOCK
+        )
+        kernels.depthwise_weights[k * k, triton.cdiv(c, 32), clients](
+            x, dy, ctx.gradient, n // clients * ho * wo, ctx.gradient.stride(0), c, h, w, ho, wo, s, p,
+            K=k, BLOCK_R=128, BLOCK_C=32,
+        )  # fmt: skip
+        return dx, None, None, None, None
+
+
+class GroupConv(nn.Module):
+    """A convolution with each member's own filters, and the ReLU after it."""
+
+    def __init__(self, stack: Stack, name: str, module: nn.Conv2d, relu: bool):
+        super().__init__()
+        self.stack, self.name, self.relu = stack, name, relu
+        self.sizes = Sizes.of(module)
+        self.has_bias = module.bias is not None
+        square = len({*module.kernel_size}) == len({*module.stride}) == len({*module.padding}) == 1
+        self.depthwise = square and module.groups == module.in_channels == module.out_channels
+        self.depthwise = self.depthwise and module.groups > 1 and module.dilation == (1, 1)
+        self.pointwise = module.kernel_size == module.stride == (1, 1) and module.padding == (0, 0)
+        self.pointwise = self.pointwise and module.groups == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, gradient = self.stack.weights[f"{self.name}.weight"], self.stack.gradients[f"{self.name}.weight"]
+        x = x.to(weight.dtype)
+        if self.pointwise:
+            y = self._pointwise(x, weight.flatten(2), gradient.flatten(2))
+        else:
+            function = _Depthwise if self.depthwise else _Convolutions
+            y = function.apply(x, self.stack.token, weight, gradient, self.sizes)  # type: ignore[no-untyped-call]
+        if self.has_bias:
+            y = _Bias.apply(y, self.stack, f"{self.name}.bias", self.relu)  # type: ignore[no-untyped-call]
+        elif self.relu:
+            y = torch.relu(y)
+        return y
+
+    def _pointwise(self, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
+        """A 1×1 convolution: a matrix product of all pixels of a member with its weight."""
+        n, c, h, w = x.shape
+        pixels = x.permute(0, 2, 3, 1).reshape(self.stack.clients, -1, c)
+        y: Tensor = _Matrices.apply(pixels, self.stack.token, weight, gradient)  # type: ignore[no-untyped-call]
+        return y.view(n, h, w, -1).permute(0, 3, 1, 2)
+
+
+class GroupLinear(nn.Module):
+    """A linear layer with each member's own weights."""
+
+    def __init__(self, stack: Stack, name: str, module: nn.Linear, relu: bool):
+        super().__init__()
+        self.stack, self.name, self.relu, self.has_bias = stack, name, relu, module.bias is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, gradient = self.stack.weights[f"{self.name}.weight"], self.stack.gradients[f"{self.name}.weight"]
+        flat = x.to(weight.dtype).reshape(self.stack.clients, -1, x.shape[-1])
+        y: Tensor = _Matrices.apply(flat, self.stack.token, weight, gradient)  # type: ignore[no-untyped-call]
+        y = y.flatten(0, 1)
+        if self.has_bias:
+            y = _Bias.apply(y, self.stack, f"{self.name}.bias", self.relu)  # type: ignore[no-untyped-call]
+        elif self.relu:
+            y = torch.relu(y)
+        return y.view(*x.shape[:-1], -1)
+
+
+class _Pool(torch.autograd.Function):
+    BLOCK = 512
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: int, s: int, p: int, ceil: bool) -> Tensor:
+        x = rows(x)
+        n, c, h, w = x.shape
+        ho, wo = F.max_pool2d(x.new_empty((1, 1, h, w), device="meta"), k, s, p, ceil_mode=ceil).shape[2:]
+        y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        which = torch.empty_like(y, dtype=torch.uint8)
+        kernels.pool_forward[triton.cdiv(wo * c, _Pool.BLOCK), ho, n](
+            x, y, which, c, h, w, ho, wo, s, p, K=k, BLOCK=_Pool.BLOCK
+        )
+        ctx.save_for_backward(which)
+        ctx.sizes = k, s, p, x.shape
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (which,) = ctx.saved_tensors
+        k, s, p, shape = ctx.sizes
+        dy = rows(dy)
+        (n, c, h, w), (ho, wo) = shape, dy.shape[2:]
+        dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+        kernels.pool_backward[triton.cdiv(w * c, _Pool.BLOCK), h, n](
+            dy, which, dx, c, h, w, ho, wo, s, p, K=k, BLOCK=_Pool.BLOCK
+        )
+        return dx, None, None, None, None
+
+
+class MaxPool(nn.Module):
+    """Maximum pooling that remembers a byte a window, where torch's remembers eight."""
+
+    def __init__(self, module: nn.MaxPool2d):
+        super().__init__()
+        self.sizes = _one(module.kernel_size), _one(module.stride), _one(module.padding)
+        self.ceil = module.ceil_mode
+
+    @staticmethod
+    def fits(module: nn.MaxPool2d) -> bool:
+        square = all(
+            isinstance(v, int) or len(set(v)) == 1 for v in (module.kernel_size, module.stride, module.padding)
+        )
+        return square and _one(module.kernel_size) <= 15 and _one(module.dilation) == 1 and not module.return_indices
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Pool.apply(x, *self.sizes, self.ceil)  # type: ignore[no-untyped-call]
+        return y
+
+
+def _one(size: Any) -> int:
+    return int(size if isinstance(size, int) else size[0])
+
+
+class _Dropout(torch.autograd.Function):
+    """The mask is drawn again on the way back rather than kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Keys, layer: int, rate: float) -> Tensor:
+        ctx.use = keys, layer, rate
+        return drop(x, keys, layer, rate)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        keys, layer, rate = ctx.use
+        return drop(dy, keys, layer, rate), None, None, None
+
+
+def drop(x: Tensor, keys: Keys, layer: int, rate: float) -> Tensor:
+    """x (G · B, …) with a share of it zeroed and the rest scaled up."""
+    x = rows(x)
+    y, member = torch.empty_like(x), x.numel() // len(keys.seed)
+    grid = triton.cdiv(member, 1024), len(keys.seed)
+    kernels.dropout[grid](x, y, keys.seed, keys.cursor, member, layer, rate, BLOCK=1024)
+    return y
+
+
+def keyed(model: nn.Module, keys: Keys) -> None:
+    """Replace every dropout of a model by one with these keys."""
+    for path, module in list(model.named_modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                number = dropout_number(f"{path}.{name}" if path else name)
+                setattr(module, name, KeyedDropout(keys, number, child.p))
+
+
+def dropout_number(path: str) -> int:
+    """A number for a layer, by its name in the client's model; the same in every engine."""
+    return sum((i + 1) * ord(letter) for i, letter in enumerate(path)) % 100_003
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose draws are keyed by client, round and step, so that every engine on a GPU drops the same."""
+
+    def __init__(self, keys: Keys, layer: int, rate: float):
+        super().__init__()
+        self.keys, self.layer, self.rate = keys, layer, rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        y: Tensor = _Dropout.apply(x, self.keys, self.layer, self.rate)  # type: ignore[no-untyped-call]
+        return y
+
+
+def optimise(
+    flat: Tensor,
+    low: Tensor | None,
+    grad_low: Tensor,
+    grad_high: Tensor,
+    moments: tuple[Tensor, Tensor],
+    stack: Stack,
+    constants: dict[str, Any],
+) -> None:
+    """A step of every active member's optimiser, one launch for all parameters; shapes as in `kernels.optimise`."""
+    n_low, n = grad_low.shape[1], grad_low.shape[1] + grad_high.shape[1]
+    kernels.optimise[triton.cdiv(n, 1024), stack.clients](
+        flat, flat if low is None else low, grad_low, grad_high, *moments, stack.step, stack.active,
+        flat.stride(0), n_low, n, COPY=low is not None, BLOCK=1024, **constants,
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Where each tensor of a client's model lies in one flat vector, so that a client is moved by one copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mapl.model import ClientModel
+
+ALIGN = 64
+"""Every tensor begins at a multiple of this many elements: matrix units read 16 bytes at a time."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place."""
+
+    name: str
+    shape: torch.Size
+    start: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def view(self, flat: Tensor, origin: int = 0) -> Tensor:
+        """This tensor in flat vectors (…, n) that begin at `origin`, as (…, *shape); filters lie channels last."""
+        start = self.start - origin
+        part = flat[..., start : start + self.size]
+        if len(self.shape) == 4:
+            o, i, h, w = self.shape
+            return part.unflatten(-1, (o, h, w, i)).movedim(-1, -3)
+        return part.unflatten(-1, self.shape) if self.shape else part.squeeze(-1)
+
+
+class Layout:
+    """The flat vector of an architecture: first what is computed in low precision, other parameters, then buffers.
+
+    `low` parameters are the weights and biases of convolutions and linear layers of backbone and projector. The head
+    and the prototypes stay in float32: methods compute with them directly.
+    """
+
+    def __init__(self, model: ClientModel, low_precision: bool):
+        low = set(_low(model)) if low_precision else set()
+        parameters = dict(model.named_parameters())
+        buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+        self.entries: dict[str, Entry] = {}
+        self.low = self._place({n: p for n, p in parameters.items() if n in low}, 0)
+        self.parameters = self._place({n: p for n, p in parameters.items() if n not in low}, self.low)
+        self.size = self._place(buffers, self.parameters)
+        self.counters = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
+        """Whole numbers, such as how many batches a normalisation has seen: (n,) int64 in a vector of their own."""
+
+    def _place(self, tensors: dict[str, Tensor], start: int) -> int:
+        for name, tensor in tensors.items():
+            self.entries[name] = Entry(name, tensor.shape, start)
+            start += -(-tensor.numel() // ALIGN) * ALIGN
+        return start
+
+    def bind(self, model: ClientModel, flat: Tensor, counters: Tensor, copy: bool = True) -> None:
+        """Make every tensor of a model a view of `flat` (size,) and `counters` (n,); with its value where `copy`."""
+        for name, tensor in _tensors(model):
+            entry = self.entries.get(name)
+            view = counters[self.counters.index(name)] if entry is None else entry.view(flat)
+            if copy:
+                view.copy_(tensor.detach())
+            tensor.data = view
+
+    def fits(self, model: ClientModel) -> bool:
+        """Whether a model can be laid out so: its whole numbers are single ones, and everything else is float32."""
+        return all(
+            tensor.dtype == torch.float32 if name in self.entries else tensor.numel() == 1 and tensor.ndim == 0
+            for name, tensor in _tensors(model)
+        )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _low(model: ClientModel) -> Iterator[str]:
+    for part in ("backbone", "projector"):
+        for path, module in getattr(model, part).named_modules(prefix=part):
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                yield from (f"{path}.{name}" for name, _ in module.named_parameters(recurse=False))

@@ -1,0 +1,350 @@
+"""A slot: room on the GPU for a group of G clients of one kind, and their training step as one CUDA graph.
+
+Clients come and go: their models are copied in (one copy each), trained for a round, and copied back. So a handful of
+graphs serves any number of clients, and an optimiser's state exists for those in a slot alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mapl.client import Client
+from mapl.data.augment import Augmentation
+from mapl.engine.graphs.convert import Batched, grouped
+from mapl.engine.graphs.layers import Keys, Stack, keyed, optimise
+from mapl.engine.graphs.layout import Layout
+from mapl.engine.settings import TrainSettings
+from mapl.methods._base import Method
+from mapl.model import ClientModel
+
+ADAM_EPS = 1e-8
+SHARED = ("head.weight", "head.bias", "prototypes")
+"""Parameters that a method reads by itself; autograd follows them, and no layer of a group does."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Clients that can take each other's place in a slot."""
+
+    backbone: str
+    architecture: str
+    batch: int
+
+
+class Slot:
+    """Room for `size` clients of the kind that `client` is of."""
+
+    def __init__(
+        self,
+        method: Method[Any],
+        train: TrainSettings,
+        client: Client,
+        layout: Layout,
+        size: int,
+        steps: int,
+        group: bool,
+        device: torch.device,
+        precision: torch.dtype | None,
+    ):
+        self.method, self.train, self.layout, self.size = method, train, layout, size
+        self.device, self.group = device, group
+        self.dtype = precision or torch.float32
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._make_tensors(client, steps)
+        self.members = [self._member(client, g, precision) for g in range(size)]
+        self._networks: dict[str, nn.Module] = {}
+        if group:
+            self.model = self._group_model(client.model, precision)
+        self.terms: list[str] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.test_graph: torch.cuda.CUDAGraph | None = None
+        self.test_places: Tensor | None = None
+
+    # What it holds
+
+    def _make_tensors(self, client: Client, steps: int) -> None:
+        g, layout, device = self.size, self.layout, self.device
+        batch = min(self.train.batch, client.samples) * self.method.views
+        c, h, w = client.train.pixels.shape[1:]
+        self.flat = torch.zeros(g, layout.size, device=device)
+        self.low = torch.zeros(g, layout.low, device=device, dtype=self.dtype) if layout.low else None
+        self.grad_low = torch.zeros(g, layout.low, device=device, dtype=self.dtype)
+        self.grad_high = torch.zeros(g, layout.parameters - layout.low, device=device)
+        self.moments = torch.zeros(2, g, layout.parameters, device=device)
+        self.counters = torch.zeros(g, len(layout.counters), device=device, dtype=torch.int64)
+        self.state = {
+            name: torch.zeros(g, *value.shape, dtype=value.dtype, device=device)
+            for name, value in client.state.items()
+            if value.device.type == client.model.prototypes.device.type
+        }
+        # A network as its author wrote it gets what it would get eagerly; autocast makes of that what it does.
+        dtype = self.dtype if self.group else torch.float32
+        self.images = torch.zeros(g, steps, batch, h, w, c, device=device, dtype=dtype)
+        self.labels = torch.zeros(g, steps, batch, device=device, dtype=torch.int64)
+        self.plan = torch.zeros(steps, g, device=device, dtype=torch.uint8)
+        self.cursor = torch.zeros(1, device=device, dtype=torch.int64)
+        self.keys = Keys(torch.zeros(g, device=device, dtype=torch.int64), self.cursor)
+        self.stack = self._stack()
+
+    def _stack(self) -> Stack:
+        layout, weights, gradients = self.layout, {}, {}
+        for name, entry in layout.entries.items():
+            if entry.start < layout.low and self.low is not None:
+                weights[name], gradients[name] = entry.view(self.low), entry.view(self.grad_low)
+            elif entry.start < layout.parameters:
+                weights[name] = entry.view(self.flat)
+                gradients[name] = entry.view(self.grad_high, layout.low)
+        buffers = {n: e.view(self.flat) for n, e in layout.entries.items() if e.start >= layout.parameters}
+        zeros = torch.zeros(self.size, device=self.device, dtype=torch.int64)
+        token = torch.zeros((), device=self.device, requires_grad=True)
+        return Stack(self.size, self.keys, weights, gradients, buffers, zeros.byte(), zeros, token)
+
+    def _member(self, client: Client, g: int, precision: torch.dtype | None) -> Client:
+        """A client whose model and state are row g of this slot: what a method is given."""
+        model = copy.deepcopy(client.model).to(self.device)
+        self.layout.bind(model, self.flat[g], self.counters[g], copy=False)
+        model.precision = precision
+        keyed(model, self.keys)
+        state = {name: stacked[g] for name, stacked in self.state.items()}
+        return dataclasses.replace(client, model=model, state=state)
+
+    def _group_model(self, model: ClientModel, precision: torch.dtype | None) -> ClientModel:
+        """What a method sees under vmap: one client's model, whose networks run for all members at once."""
+        made = copy.copy(self.members[0].model)
+        made._modules, made._parameters = dict(made._modules), dict(made._parameters)
+        for part in ("backbone", "projector"):
+            network = grouped(getattr(model, part), part, self.stack)
+            self._networks[part] = network
+            made._modules[part] = Batched(network) if self.size > 1 else network
+        return made
+
+    # Clients come and go
+
+    def load(self, clients: Sequence[Client], rows: Sequence[Tensor], counters: Sequence[Tensor]) -> None:
+        """Bring clients in; where there are fewer than places, the last places keep what they had."""
+        for g, client in enumerate(clients):
+            self.flat[g].copy_(rows[g], non_blocking=True)
+            self.counters[g].copy_(counters[g], non_blocking=True)
+            for name, stacked in self.state.items():
+                stacked[g].copy_(client.state[name], non_blocking=True)
+            fields = {f.name: getattr(client, f.name) for f in dataclasses.fields(client)}
+            vars(self.members[g]).update({k: v for k, v in fields.items() if k not in ("model", "state")})
+            mine = {name: stacked[g] for name, stacked in self.state.items()}
+            self.members[g].state = {**client.state, **mine}
+        if self.low is not None:
+            self.low.copy_(self.flat[:, : self.layout.low])
+
+    def store(self, clients: Sequence[Client], rows: Sequence[Tensor], counters: Sequence[Tensor]) -> None:
+        """Take the clients' models and states back."""
+        for g, client in enumerate(clients):
+            rows[g].copy_(self.flat[g], non_blocking=True)
+            counters[g].copy_(self.counters[g], non_blocking=True)
+            for name, stacked in self.state.items():
+                client.state[name].copy_(stacked[g], non_blocking=True)
+
+    def load_moments(self, g: int, moments: Tensor, step: int) -> None:
+        """The optimiser of a member that lives on from round to round."""
+        self.moments[:, g].copy_(moments, non_blocking=True)
+        self.stack.step[g].fill_(step)
+
+    # The step
+
+    def step(self) -> None:
+        """A training step of every member; no value is read by the host, so that it can be captured."""
+        self.stack.active.copy_(self.plan.index_select(0, self.cursor)[0])
+        images = self.images.index_select(1, self.cursor)[:, 0].permute(0, 1, 4, 2, 3)
+        labels = self.labels.index_select(1, self.cursor)[:, 0]
+        before = [value.clone() for value in self.state.values()] if self.size > 1 else []
+        terms = self._group_terms(images, labels) if self.group else self._single_terms(images[0], labels[0])
+        optimise(
+            self.flat, self.low, self.grad_low, self.grad_high, (self.moments[0], self.moments[1]), self.stack,
+            self.constants(),
+        )  # fmt: skip
+        self._account(terms, before)
+
+    def _account(self, terms: dict[str, Tensor], before: list[Tensor]) -> None:
+        """Add up the losses, go to the next batch; who has no batch left keeps the state it had."""
+        active = self.stack.active
+        for stacked, old in zip(self.state.values(), before, strict=False):
+            stacked.copy_(torch.where(active.view(-1, *[1] * (old.ndim - 1)) > 0, stacked, old))
+        values = torch.stack([value.detach().view(self.size) for value in terms.values()])
+        if not self.terms:
+            self.terms = list(terms)
+            self.totals = torch.zeros_like(values)
+        self.totals.add_(torch.where(active > 0, values, 0))
+        self.stack.step.add_(active)
+        self.cursor.add_(1)
+
+    def _group_terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Loss and gradients of all members at once: the method's loss under vmap, their networks as one."""
+        shared = {n: self.stack.weights[n].detach().requires_grad_() for n in SHARED}
+        loss = _Loss(self.method, self.members[0], self.model)
+        if self.size == 1:
+            one = {f"model.{n}": value[0] for n, value in shared.items()}
+            found = functional_call(loss, one, (images[0], labels[0], self.members[0].state))
+            terms = {name: value.view(1) for name, value in found.items()}
+        else:
+            named = {f"model.{n}": value for n, value in shared.items()}
+
+            def of_one(values: dict[str, Tensor], x: Tensor, y: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+                found: dict[str, Tensor] = functional_call(loss, values, (x, y, state))
+                return found
+
+            terms = torch.func.vmap(of_one, randomness="different")(named, images, labels, self.state)
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        for name, value in shared.items():
+            gradient = self.stack.gradients[name]
+            gradient.zero_() if value.grad is None else gradient.copy_(value.grad)
+        return terms
+
+    def _single_terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """One client, its network as its author wrote it."""
+        member = self.members[0]
+        parameters = dict(member.model.named_parameters())
+        for parameter in parameters.values():
+            parameter.grad = None
+        terms = self.method.loss(member, images, labels)
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        for name, parameter in parameters.items():
+            gradient = self.stack.gradients[name][0]
+            gradient.zero_() if parameter.grad is None else gradient.copy_(parameter.grad)
+        return terms
+
+    def constants(self) -> dict[str, Any]:
+        """What the optimiser's kernel takes, from the recipe."""
+        use = self.train
+        beta1, beta2 = use.betas if use.optimizer == "adam" else (use.momentum, 0.0)
+        return {
+            "lr": use.learning_rate, "eps": ADAM_EPS, "decay": use.weight_decay, "ADAM": use.optimizer == "adam",
+            "BETA1": beta1, "BETA2": beta2, "LOG1": _log(beta1), "LOG2": _log(beta2),
+        }  # fmt: skip
+
+    def capture(self) -> None:
+        """Try the step, so that every kernel is chosen and built; then record it."""
+        for member in self.members:
+            member.model.train()
+        for network in self._networks.values():
+            network.train()
+        self.plan.zero_()
+        with self.lane():
+            self._rehearse()
+            self.graph = self._record(self.step)
+
+    def _rehearse(self) -> None:
+        """Twice: the first lets libraries set themselves up, the second must not wait for the GPU even once."""
+        if self.stream is None:
+            self.step()
+            return
+        mode = torch.cuda.get_sync_debug_mode()
+        try:
+            for check in (0, 2):
+                torch.cuda.set_sync_debug_mode(check)
+                self.cursor.zero_()
+                self.step()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+    def _record(self, work: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
+        """Some work as a CUDA graph; on a CPU, where tests run, there is none, and it is done each time anew."""
+        if self.stream is None:
+            return None
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+    def replay(self) -> None:
+        """A step of all members."""
+        self.graph.replay() if self.graph is not None else self.step()
+
+    @contextmanager
+    def lane(self) -> Iterator[None]:
+        """What is done inside waits for all that was asked for before, and runs beside what is asked for after."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """Whatever is asked for after this waits for the slot."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def begin(self, steps: Sequence[int], seeds: Sequence[int], reset: bool) -> None:
+        """Before a round: how many batches each member has, and the keys of their dropouts."""
+        plan = torch.tensor([[t < n for n in steps] for t in range(len(self.plan))], dtype=torch.uint8)
+        self.plan[:, : len(steps)].copy_(sent(plan, self.device))
+        self.plan[:, len(steps) :].zero_()
+        self.keys.seed[: len(seeds)].copy_(sent(torch.tensor(seeds, dtype=torch.int64), self.device))
+        self.cursor.zero_()
+        self.totals.zero_()
+        if reset:
+            self.moments.zero_()
+            self.stack.step.zero_()
+
+    @torch.no_grad()
+    def embed_at(self, pool: Tensor, augmentation: Augmentation, places: Tensor) -> Tensor:
+        """Embeddings (n_clients, n, d_z) of images of a pool, given by their places there; captured at the first."""
+
+        def forward() -> None:
+            images = augmentation.normalise(pool[self.test_places.flatten()]).to(self.images.dtype)
+            images = images.contiguous(memory_format=torch.channels_last)
+            self.test_found = self.embed(images.unflatten(0, (self.size, -1)))
+
+        if self.test_places is None:
+            self.test_places = torch.zeros(self.size, places.shape[1], dtype=torch.int64, device=self.device)
+            forward()
+            self.test_graph = self._record(forward)
+        self.test_places[: len(places)].copy_(places)
+        self.test_graph.replay() if self.test_graph is not None else forward()
+        return self.test_found[: len(places)].clone()
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Embeddings (G, n, d_z) of images (G, n, C, H, W), without gradient, in evaluation mode."""
+        if self.group:
+            network = self._networks["backbone"]
+            network.eval()
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+                z = network(x.flatten(0, 1)).float()
+            network.train()
+            return z.unflatten(0, (self.size, -1))
+        model = self.members[0].model
+        model.eval()
+        z = model.embed(x[0]).unsqueeze(0)
+        model.train()
+        return z
+
+
+class _Loss(nn.Module):
+    """A method's loss as a function of the parameters that it reads."""
+
+    def __init__(self, method: Method[Any], member: Client, model: ClientModel):
+        super().__init__()
+        self.model = model
+        self._method, self._member = method, member
+
+    def forward(self, images: Tensor, labels: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        client = dataclasses.replace(self._member, model=self.model, state=state)
+        return self._method.loss(client, images, labels)
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the host on the device, without waiting for them to arrive."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta else -1e30
