@@ -27,8 +27,8 @@ def _between_peers(
     method: Method[Any], clients: Sequence[Client], topology: Topology, post: Post, round: int
 ) -> Iterator[tuple[Client, Inbox]]:
     requests = {c.id: method.wants(c, round, reachable(c, None, topology, round)) for c in clients}
-    wanted = set(torch.unique(torch.cat(list(requests.values()))).tolist())
-    letters = {c.id: method.letter(c, round) for c in clients if c.id in wanted}
+    askers = torch.bincount(torch.cat(list(requests.values())), minlength=topology.clients).tolist()
+    letters = {c.id: method.letter(c, round) for c in clients if askers[c.id]}
     inboxes = post.deliver(letters, requests)
     for client in clients:
         yield client, inboxes[client.id]

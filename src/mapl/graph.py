@@ -7,6 +7,8 @@ algorithm). As everywhere, "paper" is the print and "released" is what the relea
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -78,7 +80,9 @@ def head_similarity(head: Tensor, heads: Tensor, form: Form) -> Tensor:
     raise unknown("form", form, FORMS)
 
 
-def graph_loss(weights: Tensor, similarity: Tensor, confidence: Tensor, me: int, settings: GraphSettings) -> Tensor:
+def graph_loss(
+    weights: Tensor, similarity: Tensor, confidence: Tensor, me: int | Tensor, settings: GraphSettings
+) -> Tensor:
     """Graph loss of one client's row (section "Learning the Collaboration Graph", eq:opt5_2_reg).
 
         −μ1 Σ_j γ_j w_j s_j + μ2 (β‖w‖ − log(deg + ε)),   deg = Σ_{j≠me} w_j
@@ -95,7 +99,7 @@ def graph_loss(weights: Tensor, similarity: Tensor, confidence: Tensor, me: int,
         weights: (..., M), the row w.
         similarity: (..., M), see `head_similarity`.
         confidence: (..., M), γ_j = n_j / Σ n.
-        me: the client's own position in the row.
+        me: the client's own position in the row; for many rows one for all, or (...).
 
     Returns:
         (...), a scalar for one row.
@@ -108,7 +112,9 @@ def graph_loss(weights: Tensor, similarity: Tensor, confidence: Tensor, me: int,
     return -settings.mu1 * attraction + settings.mu2 * (settings.beta * norm - (degree + settings.epsilon).log())
 
 
-def graph_gradient(weights: Tensor, similarity: Tensor, confidence: Tensor, me: int, settings: GraphSettings) -> Tensor:
+def graph_gradient(
+    weights: Tensor, similarity: Tensor, confidence: Tensor, me: int | Tensor, settings: GraphSettings
+) -> Tensor:
     """The gradient of `graph_loss` in the weights, (..., M).
 
         −μ1 γ_j s_j + μ2 (β ∂‖w‖/∂w_j − [j ≠ me] / (deg + ε)),   the last term in the paper form only
@@ -119,8 +125,7 @@ def graph_gradient(weights: Tensor, similarity: Tensor, confidence: Tensor, me: 
     gradient = settings.mu2 * settings.beta * norm_gradient - settings.mu1 * _merit(similarity, confidence, settings)
     if settings.form == "paper":
         pull = settings.mu2 / (_degree(weights, me) + settings.epsilon).unsqueeze(-1)
-        gradient[..., :me] -= pull
-        gradient[..., me + 1 :] -= pull
+        gradient = torch.where(_own(weights, me), gradient, gradient - pull)
     return gradient
 
 
@@ -147,24 +152,36 @@ def learn_weights(
     Returns:
         (M,), a new row ≥ 0 that sums to 1.
     """
-    heard = neighbours.clone()
-    heard[me] = True
-    members = heard.nonzero().squeeze(1)
-    here = int(heard[:me].sum())
-    row = torch.zeros_like(weights)
-    if len(members) == 1:
-        row[me] = 1
-        return row
-    # A gather of all heads would copy every letter for nothing.
-    members_heads = heads if len(members) == len(heads) else heads[members]
-    similarity = _similarity_row(members_heads, here, weights.dtype, settings).to(weights.device)
-    row[members] = _descend(weights[members], similarity, confidence[members], here, settings)
-    return row
+    similarity = torch.ones_like(weights)
+    if settings.use_similarity:
+        similarity = head_similarity(heads[me], heads, settings.form).to(weights)
+    return learn_rows(weights, torch.tensor(me), similarity, confidence, neighbours, settings)
 
 
 @torch.no_grad()
-def _descend(weights: Tensor, similarity: Tensor, confidence: Tensor, me: int, settings: GraphSettings) -> Tensor:
-    """E_g projected steps from `weights`."""
+def learn_rows(
+    weights: Tensor, me: Tensor, similarity: Tensor, confidence: Tensor, members: Tensor, settings: GraphSettings
+) -> Tensor:
+    """One round of CGL (see `learn_weights`) for many clients at once, a row each.
+
+    A row's result depends on nothing but that row: every sum is along it, in an order that its length alone decides.
+    Rows of different lengths are filled up with entries that are no members.
+
+    Args:
+        weights: (..., n), the present rows.
+        me: (...), each client's own position in its row.
+        similarity: (..., n), see `head_similarity`; its value at `me` does not matter.
+        confidence: (..., n), γ_j = n_j / Σ n.
+        members: (..., n) booleans, who takes part; a client itself always does. What stands elsewhere is never used.
+
+    Returns:
+        (..., n), rows ≥ 0 that sum to 1, with 0 for whoever takes no part.
+    """
+    own = _own(weights, me)
+    members = members | own
+    zero = weights.new_zeros(())
+    weights, confidence = weights.where(members, zero), confidence.where(members, zero)
+    similarity = _relative(similarity.where(members, zero), own, members, settings)
     beta1, beta2 = ADAM_BETAS
     mean, square = torch.zeros_like(weights), torch.zeros_like(weights)
     for step in range(1, settings.steps + 1):
@@ -173,26 +190,107 @@ def _descend(weights: Tensor, similarity: Tensor, confidence: Tensor, me: int, s
             mean = beta1 * mean + (1 - beta1) * direction
             square = beta2 * square + (1 - beta2) * direction.square()
             direction = mean / (1 - beta1**step) / ((square / (1 - beta2**step)).sqrt() + ADAM_EPS)
-        weights = project_to_simplex(weights - settings.step_size * direction)
+        # Infinitely far below, the projection cannot but give them 0.
+        moved = (weights - settings.step_size * direction).masked_fill(~members, -torch.inf)
+        weights = project_to_simplex(moved)
     return weights
 
 
-@torch.no_grad()
-def _similarity_row(heads: Tensor, me: int, dtype: torch.dtype, settings: GraphSettings) -> Tensor:
+def _relative(similarity: Tensor, own: Tensor, members: Tensor, settings: GraphSettings) -> Tensor:
     """s_j of a client and its neighbours, with s_me = 1.
 
     The released form divides by the largest similarity among the neighbours. Where that is not positive (or so small
     that it is rounding noise) a division would turn the order around, so the similarities stay as they are.
     """
-    if not settings.use_similarity:
-        return heads.new_ones(len(heads), dtype=dtype)
-    similarity = head_similarity(heads[me], heads, settings.form).to(dtype)
-    if settings.form == "released":
-        similarity[me] = -1
-        largest = similarity.amax()
-        similarity = similarity / torch.where(largest > torch.finfo(dtype).eps, largest, 1)
-    similarity[me] = 1
-    return similarity
+    if settings.use_similarity and settings.form == "released":
+        largest = similarity.masked_fill(own | ~members, -torch.inf).amax(dim=-1, keepdim=True)
+        similarity = similarity / torch.where(largest > torch.finfo(similarity.dtype).eps, largest, 1)
+    return similarity.masked_fill(own, 1)
+
+
+# The similarities of many heads at once
+
+Pairs = tuple[Tensor, Tensor]
+"""Whom each of B clients is compared with: where its part of a list starts (B + 1,), and the list (P,)."""
+
+
+@torch.no_grad()
+def similarities(heads: Tensor, mine: Tensor, pairs: Pairs, form: Form) -> Tensor:
+    """`head_similarity` of B clients with some others, in float64, (P,).
+
+    Directions are rounded to a grid so coarse that float64 holds every sum of their products exactly. Then the order
+    of a sum does not matter: a similarity has the same bits however many are computed at once, and in which way.
+
+    Args:
+        heads: (N, K, D), the weights of all heads at hand.
+        mine: (B,), which of them is each client's own.
+        pairs: whom each client is compared with, by their places in `heads`.
+    """
+    starts, columns = pairs
+    if len(mine) + len(columns) < len(heads):  # few clients: leave out the heads that nobody looks at
+        wanted, places = torch.unique(torch.cat([mine, columns]), return_inverse=True)
+        heads, mine, columns = heads[wanted], places[: len(mine)], places[len(mine) :]
+    dense = len(mine) * len(heads) < 16 * len(columns)
+    if dense:  # a matrix product is an order of magnitude faster a pair than reading rows here and there
+        totals = heads.new_zeros(len(mine), len(heads), dtype=torch.float64)
+    else:
+        totals = heads.new_zeros(len(columns), dtype=torch.float64)
+    for part in _directions(heads, form):
+        if dense:
+            totals.addmm_(part[mine], part.T)
+        elif part.is_cpu and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+            totals = _add_sampled(totals, part, mine, (starts, columns))
+        else:
+            _add_gathered(totals, part, mine, (starts, columns))
+    products = totals[_rows(starts), columns] if dense else totals
+    return products / heads.shape[1] if form == "released" else products
+
+
+def _directions(heads: Tensor, form: Form) -> Iterator[Tensor]:
+    """Heads over their norms, a slice (N, …) of the features at a time; all slices together give the cosines."""
+    classes = heads.shape[1]
+    heads = heads.detach().float()
+    norms = norm_or_one(heads.flatten(1)).unsqueeze(1).expand(-1, classes) if form == "paper" else norm_or_one(heads)
+    # |Σ a b| ≤ K by Cauchy-Schwarz, and each product is a multiple of 4⁻ᵇ: exact while K · 4ᵇ stays below 2⁵³.
+    scale = 2.0 ** min(24, (52 - (classes - 1).bit_length()) // 2)
+    features = max(64, NUMBERS // len(heads))  # small enough that the memory is used again, not asked for anew
+    for k in range(classes):
+        for part in torch.split(heads[:, k], features, dim=1):
+            yield (part / norms[:, k, None]).mul_(scale).round_().div_(scale).double()
+
+
+NUMBERS = 2**20
+"""How many numbers are brought to float64, or gathered, at a time."""
+
+
+def _rows(starts: Tensor) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(starts) - 1, device=starts.device), starts.diff())
+
+
+def _add_sampled(totals: Tensor, part: Tensor, mine: Tensor, pairs: Pairs) -> Tensor:
+    """`totals` (P,) plus the inner products of a slice; reads rows where they lie, on the CPU alone."""
+    with warnings.catch_warnings():  # that the library counts sparse matrices as beta
+        warnings.filterwarnings("ignore", message="Sparse ", category=UserWarning)
+        shape = (len(mine), len(part))
+        pattern = torch.sparse_csr_tensor(*pairs, totals, shape, check_invariants=False)
+        sums: Tensor = torch.sparse.sampled_addmm(pattern, part[mine], part.T)
+    return sums.values()
+
+
+def _add_gathered(totals: Tensor, part: Tensor, mine: Tensor, pairs: Pairs) -> None:
+    """The same in place, on any device."""
+    starts, columns = pairs
+    own = mine[_rows(starts)]
+    step = max(1, 16 * NUMBERS // part.shape[1])
+    for first in range(0, len(columns), step):
+        some = slice(first, first + step)
+        totals[some] += torch.linalg.vecdot(part[own[some]], part[columns[some]])
+
+
+def _own(weights: Tensor, me: int | Tensor) -> Tensor:
+    """Where a row (..., n) is about the client itself."""
+    position = torch.as_tensor(me, device=weights.device).unsqueeze(-1)
+    return torch.arange(weights.shape[-1], device=weights.device) == position
 
 
 def _merit(similarity: Tensor, confidence: Tensor, settings: GraphSettings) -> Tensor:
@@ -202,9 +300,9 @@ def _merit(similarity: Tensor, confidence: Tensor, settings: GraphSettings) -> T
     return gamma * s
 
 
-def _degree(weights: Tensor, me: int) -> Tensor:
+def _degree(weights: Tensor, me: int | Tensor) -> Tensor:
     """Σ_{j≠me} w_j; not Σ w − w_me, whose rounding could be negative and larger than ε."""
-    return weights[..., :me].sum(dim=-1) + weights[..., me + 1 :].sum(dim=-1)
+    return weights.masked_fill(_own(weights, me), 0).sum(dim=-1)
 
 
 def _cosine(products: Tensor, a: Tensor, b: Tensor) -> Tensor:

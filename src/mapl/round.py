@@ -26,8 +26,8 @@ def play_round(world: World, t: int, clock: Clock | None = None) -> tuple[Round,
     before = world.ledger.messages, world.ledger.bytes
     post = Post(world.ledger, world.recipe.network.letter_limit)
     with clock.part("exchange"):
-        for client, inbox in exchange(world.method, world.clients, world.server, world.topology, post, t):
-            world.method.absorb(client, t, inbox)
+        inboxes = exchange(world.method, world.clients, world.server, world.topology, post, t)
+        world.method.absorb_all(t, inboxes)
     with clock.part("evaluate"):
         accuracy = accuracy or _test(world, t, "mixed")
     line = Round(

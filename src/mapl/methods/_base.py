@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -73,6 +74,16 @@ class Method(ABC, Generic[S]):
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """Adjust to what was heard; the inbox is empty when nobody wrote."""
+
+    def absorb_all(self, round: int, pairs: Iterable[tuple[Client, Inbox]]) -> None:
+        """`absorb` of many clients that live in one process, each with its own inbox: called once a round.
+
+        A method may override it to compute for all of them at once, for speed alone. It stays node-local: what becomes
+        of a client depends on that client and its inbox, as if `absorb` had been called for each in turn, and
+        tests/test_absorb_all.py holds every method to that, to the bit.
+        """
+        for client, inbox in pairs:
+            self.absorb(client, round, inbox)
 
     def weights(self, client: Client) -> Tensor | None:
         """The client's row of the mixing matrix W (M,), for the record; None where the method has none."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mapl.client import Client
 from mapl.clock import part
-from mapl.graph import GraphSettings, learn_weights
+from mapl.graph import GraphSettings, learn_rows, similarities
 from mapl.losses import Form, prototype_contrastive, prototype_uniformity, supervised_contrastive
 from mapl.methods._base import Method, MethodSettings
-from mapl.methods._mixing import alone, insert, mixed, with_me
+from mapl.methods._circles import Circles, groups
+from mapl.methods._mixing import alone
 from mapl.network import Inbox, Letter
 
 __all__ = ["Mapl"]
@@ -84,8 +88,9 @@ class Mapl(Method[MaplSettings]):
 
     def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
         """Everybody it can reach, but for those whose edge CGL has set to zero."""
-        dropped = (client.state["samples"] > 0) & (client.state["weights"] == 0)
-        return neighbours[~dropped[neighbours]]
+        to = neighbours.numpy()
+        dropped = (client.state["samples"].numpy()[to] > 0) & (client.state["weights"].numpy()[to] == 0)
+        return neighbours[torch.from_numpy(~dropped)] if dropped.any() else neighbours
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, self.contents(client, round))
@@ -99,40 +104,79 @@ class Mapl(Method[MaplSettings]):
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """CGL (Algorithm 2) after the warm-up, then ξ_i ← Σ_j w_ij ξ_j over itself and those it heard (Algorithm 3)."""
-        if not len(inbox):
-            return
-        self.meet(client, inbox)
-        heard, me = with_me(client, inbox)
-        row = client.state["weights"]
-        mass = row[heard].sum()
-        if mass == 0:
-            return
-        # Peers that were not heard this round (out of reach, or their letter was lost) keep the weight they had.
-        weights = row[heard] / mass
-        if self.settings.learn_graph and round >= self.settings.warmup:
-            heads = insert(inbox.tensor("head"), client.model.head.weight, me)
-            samples = client.state["samples"]
-            confidence = samples[heard].to(row.dtype) / samples.sum()
-            neighbours = heard != client.id
-            with part("graph"):
-                weights = learn_weights(weights, me, heads, confidence, neighbours, self.settings.graph)
-            row[heard] = weights * mass
-        self.mix(client, inbox, weights, me)
+        self.absorb_all(round, [(client, inbox)])
+
+    def absorb_all(self, round: int, pairs: Iterable[tuple[Client, Inbox]]) -> None:
+        """`absorb` for many clients; the arithmetic of each is the same however many there are."""
+        learns = self.settings.learn_graph and round >= self.settings.warmup
+        for group in groups(pairs):
+            for client, inbox in group:
+                self.meet(client, inbox)
+            circles = Circles(group)
+            weights, mass = _weights(circles)
+            if not mass.all():  # nobody that such a client heard has any weight, nor has it itself
+                self.absorb_all(round, [pair for pair, some in zip(group, mass, strict=True) if some])
+                continue
+            # Peers that were not heard this round (out of reach, or their letter was lost) keep the weight they had.
+            weights = weights / np.repeat(mass, circles.sizes)
+            if learns:
+                with part("graph"):
+                    self.learn(circles, weights)
+                _write_weights(circles, weights * np.repeat(mass, circles.sizes))
+            self.mix(circles, weights)
+
+    def learn(self, circles: Circles, weights: NDArray[np.float64]) -> None:
+        """A round of CGL for every row of `weights` (P,), in place."""
+        use = self.settings.graph
+        heads = circles.table("head", lambda client: client.model.head.weight)
+        device = heads.stack.device
+        similarity = np.ones_like(weights)
+        if use.use_similarity:
+            starts = circles.starts - np.arange(len(circles.starts))  # of the letters: a client is no pair with itself
+            mine, starts_of, columns = (torch.from_numpy(x).to(device) for x in (heads.mine, starts, heads.theirs))
+            found = similarities(heads.stack, mine, (starts_of, columns), use.form)
+            similarity[~circles.is_me] = found.cpu().numpy()
+        confidence = _confidence(circles)
+        for rows in circles.widths():
+            w, s, gamma = (rows.rectangle(x).to(device) for x in (weights, similarity, confidence))
+            rows.write(weights, learn_rows(w, rows.me.to(device), s, gamma, rows.members.to(device), use))
 
     def meet(self, client: Client, inbox: Inbox) -> None:
         """A client heard for the first time gets the mean of the weights in use; so the first row is uniform."""
-        row, samples = client.state["weights"], client.state["samples"]
-        strangers = inbox.senders[samples[inbox.senders] == 0]
-        samples[inbox.senders] = inbox.samples
-        if len(strangers):
-            row[strangers] = row[row > 0].mean()
+        row, samples = client.state["weights"].numpy(), client.state["samples"].numpy()
+        senders = inbox.senders.numpy()
+        strangers = samples[senders] == 0
+        samples[senders] = inbox.samples.numpy()
+        if strangers.any():
+            row[senders[strangers]] = row[row > 0].mean()
             row /= row.sum()
 
-    def mix(self, client: Client, inbox: Inbox, weights: Tensor, me: int) -> None:
+    def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
         """ξ_i ← Σ_j w_ij ξ_j, in the order of client numbers."""
-        with torch.no_grad():
-            stacked = insert(inbox.tensor("prototypes"), client.model.prototypes, me)
-            client.model.prototypes.copy_(mixed(weights, stacked))
+        table = circles.table("prototypes", lambda client: client.model.prototypes)
+        circles.mix(table, weights, [client.model.prototypes for client in circles.clients])
 
     def weights(self, client: Client) -> Tensor:
         return client.state["weights"]
+
+
+def _weights(circles: Circles) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The weights of each client's circle (P,), and their sums (B,)."""
+    weights = np.empty(len(circles.ids))
+    for client, start, end in circles.spans():
+        weights[start:end] = client.state["weights"].numpy()[circles.ids[start:end]]
+    return weights, np.add.reduceat(weights, circles.starts[:-1])
+
+
+def _write_weights(circles: Circles, weights: NDArray[np.float64]) -> None:
+    for client, start, end in circles.spans():
+        client.state["weights"].numpy()[circles.ids[start:end]] = weights[start:end]
+
+
+def _confidence(circles: Circles) -> NDArray[np.float64]:
+    """γ_j = n_j / Σ n over each circle (P,); the sum is over all that the client ever heard from."""
+    confidence = np.empty(len(circles.ids))
+    for client, start, end in circles.spans():
+        samples = client.state["samples"].numpy()
+        np.divide(samples[circles.ids[start:end]], samples.sum(), out=confidence[start:end])
+    return confidence

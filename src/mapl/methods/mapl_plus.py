@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mapl.client import Client
+from mapl.methods._circles import Circles
 from mapl.methods._mixing import flatten, insert, load_flat, weighted_mean
 from mapl.methods.mapl import Mapl, MaplSettings
 from mapl.network import Inbox, Letter
@@ -37,10 +40,15 @@ class MaplPlus(Mapl):
         tensors = {**self.contents(client, round), "backbone": flatten(client.model.backbone)}
         return client.letter(round, tensors, architecture=client.architecture)
 
-    def mix(self, client: Client, inbox: Inbox, weights: Tensor, me: int) -> None:
-        super().mix(client, inbox, weights, me)
+    def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
+        super().mix(circles, weights)
+        for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
+            self.mix_backbone(client, inbox, torch.from_numpy(weights[start:end]))
+
+    def mix_backbone(self, client: Client, inbox: Inbox, weights: Tensor) -> None:
+        """θ_i ← Σ_j w_ij θ_j over itself and those of its architecture that it heard; weights (n + 1,)."""
         alike = torch.tensor([a == client.architecture for a in inbox.architectures])
-        weights = weights[insert(alike, torch.tensor(True), me)]
+        weights = weights[insert(alike, torch.tensor(True), int((inbox.senders < client.id).sum()))]
         if not alike.any() or weights.sum() == 0:
             return
         inbox = inbox.select(alike)

@@ -105,8 +105,7 @@ def encode(letter: Letter) -> bytes:
 
 def nbytes(letter: Letter) -> int:
     """`len(encode(letter))`, without encoding it and without touching its values (so no wait for a GPU)."""
-    structure = _structure(letter)
-    return _header_size(structure) + _payload_size(structure)
+    return _size(_structure(letter))
 
 
 def header_bytes(letter: Letter) -> int:
@@ -116,6 +115,11 @@ def header_bytes(letter: Letter) -> int:
 
 def _structure(letter: Letter) -> Structure:
     return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in letter.tensors.items())
+
+
+@functools.lru_cache(maxsize=1024)
+def _size(structure: Structure) -> int:
+    return _header_size(structure) + _payload_size(structure)
 
 
 def _payload_size(structure: Structure) -> int:

@@ -5,7 +5,7 @@ The letters of one round live in one stacked tensor (one for each name and shape
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +99,29 @@ class Inbox:
             )
         return shelf.stacks[int(stacks[0])], shelf.row_of[self._positions]
 
+    @classmethod
+    def join(cls, inboxes: Sequence[Inbox]) -> Inbox:
+        """Some inboxes of one delivery end to end, one after the other; for `senders`, `samples` and `rows` alone."""
+        if any(inbox._pile is not inboxes[0]._pile for inbox in inboxes):
+            raise MaplError("only inboxes of one delivery can be joined")
+        return cls(inboxes[0]._pile, torch.cat([inbox._positions for inbox in inboxes]))
+
+    def delivered_with(self, other: Inbox) -> bool:
+        """Whether both came with one delivery, and so share their memory."""
+        return self._pile is other._pile
+
+    def own_rows(self, name: str, ids: Tensor) -> Tensor:
+        """Where in the stack of `rows(name)` the letters of these clients lie (their own, to them), -1 for none there.
+
+        A client that wrote in this delivery finds there what it has, and need not be copied beside the others.
+        """
+        stack, _ = self.rows(name)
+        pile, shelf = self._pile, self._pile.shelves[name]
+        positions = torch.searchsorted(pile.senders, ids).clamp(max=len(pile.senders) - 1)
+        number = next(i for i, one in enumerate(shelf.stacks) if one is stack)
+        there = (pile.senders[positions] == ids) & (shelf.stack_of[positions] == number)
+        return shelf.row_of[positions].where(there, torch.tensor(-1))
+
     def select(self, which: Tensor) -> Inbox:
         """The inbox of some of these letters: a mask (n,), or positions in this inbox."""
         if which.dtype == torch.bool:
@@ -174,6 +197,7 @@ def _positions(order: NDArray[np.int64], senders: NDArray[np.int64], to: NDArray
     return positions
 
 
+@torch.no_grad()
 def _stack(letters: list[Letter]) -> _Pile:
     """Copy the tensors of all letters together, once for each name and shape."""
     places: dict[str, dict[tuple[torch.Size, torch.dtype], list[int]]] = {}
@@ -184,7 +208,7 @@ def _stack(letters: list[Letter]) -> _Pile:
     for name, kinds in places.items():
         shelf = _Shelf([], torch.full((len(letters),), -1), torch.zeros(len(letters), dtype=torch.long))
         for number, positions in enumerate(kinds.values()):
-            shelf.stacks.append(torch.stack([letters[position].tensors[name].detach() for position in positions]))
+            shelf.stacks.append(torch.stack([letters[position].tensors[name] for position in positions]))
             shelf.stack_of[positions] = number
             shelf.row_of[positions] = torch.arange(len(positions))
         shelves[name] = shelf

@@ -1,0 +1,159 @@
+"""Many clients at once: who each of them heard, end to end, and sums over that whose order is always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from mapl.client import Client
+from mapl.network import Inbox
+
+MOST = 2**20
+"""Members of the circles that are worked on at a time: some hundred MiB."""
+CACHED = 2**18
+"""Numbers (1 MiB) that the cache of a core holds."""
+
+Pair = tuple[Client, Inbox]
+
+
+def groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """Clients with letters to read, those of one delivery together, and not too many at a time."""
+    group: list[Pair] = []
+    members = 0
+    for client, inbox in pairs:
+        if not len(inbox):
+            continue
+        if group and (members + len(inbox) >= MOST or not inbox.delivered_with(group[0][1])):
+            yield group
+            group, members = [], 0
+        group.append((client, inbox))
+        members += len(inbox) + 1
+    if group:
+        yield group
+
+
+class Circles:
+    """The circle of each of B clients: those whose letters it reads and itself, in the order of client numbers.
+
+    Circles lie end to end in arrays of P members; that of client b is `starts[b]` to `starts[b + 1]`.
+    """
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.clients = [client for client, _ in pairs]
+        self.inboxes = [inbox for _, inbox in pairs]
+        self.letters = Inbox.join(self.inboxes)
+        counts = np.array([len(inbox) for inbox in self.inboxes])
+        own = np.array([client.id for client in self.clients])
+        self.sizes = counts + 1
+        self.starts = np.concatenate([[0], self.sizes.cumsum()])
+        senders = self.letters.senders.numpy()
+        of = np.repeat(np.arange(len(own)), counts)
+        before = senders < own[of]
+        self.me: NDArray[np.int64] = np.add.reduceat(before, self.starts[:-1] - np.arange(len(own)), dtype=np.int64)
+        """(B,) where in its circle each client stands."""
+        self._mine = self.starts[:-1] + self.me
+        self.is_me = np.zeros(self.starts[-1], dtype=bool)
+        """(P,) whether a member is the client itself."""
+        self.is_me[self._mine] = True
+        self._theirs = np.arange(len(senders)) + of + ~before
+        self.ids = self.spread(senders, own)
+        """(P,) everybody's number."""
+
+    def spread(self, theirs: NDArray[np.int64], mine: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(P,) from what there is to say of each letter, and of each client itself, (B,)."""
+        result = np.empty(len(theirs) + len(mine), dtype=np.int64)
+        result[self._theirs], result[self._mine] = theirs, mine
+        return result
+
+    def spans(self) -> Iterator[tuple[Client, int, int]]:
+        """Each client, and where its circle starts and ends."""
+        return zip(self.clients, self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True)
+
+    def table(self, name: str, own: Callable[[Client], Tensor]) -> Table:
+        """Where to read the letters' tensors of that name, and each client's `own`."""
+        stack, rows = self.letters.rows(name)
+        mine = self.letters.own_rows(name, torch.tensor([client.id for client in self.clients])).numpy()
+        silent = np.flatnonzero(mine < 0)  # who wrote to nobody
+        if len(silent):
+            mine[silent] = len(stack) + np.arange(len(silent))
+            stack = torch.cat([stack, torch.stack([own(self.clients[b]).detach() for b in silent.tolist()])])
+        return Table(stack, rows.numpy(), mine)
+
+    def widths(self) -> Iterator[Padded]:
+        """The circles in rectangles: those of like size, filled up to the next power of 2.
+
+        That width depends on a circle's own size alone, and so does the order of every sum along it.
+        """
+        width = 2 ** np.ceil(np.log2(self.sizes)).astype(np.int64)
+        for wide in np.unique(width):
+            yield Padded(self, np.flatnonzero(width == wide), int(wide))
+
+    @torch.no_grad()
+    def mix(self, table: Table, weights: NDArray[np.float64], into: list[Tensor]) -> None:
+        """Σ_j w_j x_j over each circle, one term after the other in the order of client numbers, written to `into`."""
+        rows = table.stack.flatten(1)
+        device, features = rows.device, rows.shape[1]
+        index, starts = (
+            torch.from_numpy(array).to(device) for array in (self.spread(table.theirs, table.mine), self.starts)
+        )
+        share = torch.from_numpy(weights).to(rows)
+        # Where rows are read again and again, a slice of the features that a cache can hold; or a slice of the clients.
+        often = rows.is_cpu and len(index) > 16 * len(rows)
+        wide = max(32, CACHED // len(rows)) if often else features
+        tall = len(into) if often else max(1, 16 * CACHED // features)
+        for first in range(0, len(into), tall):
+            some = starts[first : first + tall + 1]
+            low, high = int(self.starts[first]), int(self.starts[min(first + tall, len(into))])
+            result = rows.new_empty(len(some) - 1, features)
+            for column in range(0, features, wide):
+                part = slice(column, column + wide)
+                result[:, part] = embedding_bag(
+                    index[low:high],
+                    rows[:, part].contiguous(),
+                    some - low,
+                    mode="sum",
+                    per_sample_weights=share[low:high],
+                    include_last_offset=True,
+                )
+            shape = table.stack.shape[1:]
+            torch._foreach_copy_(into[first : first + tall], list(result.view(-1, *shape).unbind()))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Tensors of one name: those of the letters, and after them those of clients that wrote none."""
+
+    stack: Tensor
+    theirs: NDArray[np.int64]
+    """Where the tensor of each letter lies."""
+    mine: NDArray[np.int64]
+    """Where each client's own lies."""
+
+
+class Padded:
+    """Some circles as the rows of a rectangle."""
+
+    def __init__(self, circles: Circles, which: NDArray[np.int64], width: int) -> None:
+        sizes = circles.sizes[which]
+        self.me = torch.from_numpy(circles.me[which])
+        """(b,)"""
+        column = np.arange(width)
+        self.members = torch.from_numpy(column < sizes[:, None])
+        """(b, width) booleans."""
+        self._flat = (circles.starts[which][:, None] + column)[self.members.numpy()]
+
+    def rectangle(self, flat: NDArray[np.float64]) -> Tensor:
+        """(b, width) from (P,), with zeros where a row has ended."""
+        result = np.zeros(self.members.shape)
+        result[self.members.numpy()] = flat[self._flat]
+        return torch.from_numpy(result)
+
+    def write(self, flat: NDArray[np.float64], rectangle: Tensor) -> None:
+        """And back, in place."""
+        flat[self._flat] = rectangle.cpu().numpy()[self.members.numpy()]
