@@ -112,8 +112,10 @@ class GraphEngine(Engine):
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
         lanes = max(1, LANES // len(self.families))
         # Building kernels takes most of the time, and threads share that; recording a graph is one thread's work.
-        with ThreadPoolExecutor(len(self.families)) as threads:
+        with ThreadPoolExecutor(len(self.families) + 1 if self.device.type == "cuda" else 1) as threads:
+            views = threads.submit(self._rehearse_views)
             list(threads.map(self._rehearse, self.families))
+            views.result()
         for family in self.families:
             self._build(family, lanes)
 
@@ -124,8 +126,17 @@ class GraphEngine(Engine):
             with slot.lane():
                 slot.step()
             family.slots.append(slot)
-        except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, CannotGroup):
             family.slots = []
+
+    def _rehearse_views(self) -> None:
+        if Views.fits(self.augmentation):
+            image = self.train_pool.pixels[:1]
+            nothing = torch.zeros(1, self.augmentation.uniforms_per_image, device=self.device)
+            for dtype in {torch.float32, self.precision or torch.float32}:
+                out = image.permute(0, 2, 3, 1).to(dtype, memory_format=torch.contiguous_format)
+                index = torch.zeros(1, dtype=torch.int64, device=self.device)
+                Views(self.augmentation, self.device).make(self.train_pool.pixels, index, nothing, out)
 
     def _build(self, family: _Family, lanes: int) -> None:
         """Slots of the widest kind that works: a group, one client as its author wrote it, or none (eager)."""
@@ -137,7 +148,7 @@ class GraphEngine(Engine):
                 return
             except torch.cuda.OutOfMemoryError:
                 raise
-            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            except (RuntimeError, ValueError, TypeError, NotImplementedError, CannotGroup) as error:
                 family.slots, reason = [], (str(error) or type(error).__name__).splitlines()[0]
         warnings.warn(
             f"backbone {family.kind.backbone!r} with method {self.method.name!r} cannot be captured in a CUDA graph "

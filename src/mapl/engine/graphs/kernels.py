@@ -11,8 +11,20 @@ columns. Parameters of all members lie in one tensor (G, …), a row a client; `
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import triton
 import triton.language as tl
+
+_locks: dict[int, threading.Lock] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Start a kernel. Several threads may, while they warm up; the first builds it, and the others wait for that."""
+    with _locks.setdefault(id(kernel), threading.Lock()):
+        kernel[grid](*arguments, **constants)
+
 
 WHOLE = tl.constexpr(0)
 """A normalisation in one kernel: all rows of a channel fit into one block."""
@@ -22,15 +34,17 @@ FINISH = tl.constexpr(2)
 """The second of two: the blocks' sums are put together, in order, by every program that needs them."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "C_BY_ALIGN", "relu"])
 def norm_forward(
-    x, y, weight, bias, running_mean, running_var, mean, scale, parts, active, R, C, row, momentum, eps, relu,
-    STAGE: tl.constexpr, TRAIN: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, y, weight, bias, running_mean, running_var, mean, scale, parts, active, R, C_BY_ALIGN, row, momentum, eps, relu,
+    ALIGN: tl.constexpr, STAGE: tl.constexpr, TRAIN: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Batch normalisation of each member by itself, then ReLU; remembers mean and 1/σ for the way back.
 
     The blocks' means and squares are merged as Chan et al. (1979) do, so that no digits are lost to a large mean.
     """
+    C = C_BY_ALIGN * ALIGN  # so that the compiler knows how many bytes it can read at a time
     split = tl.program_id(1)
     g = tl.program_id(2).to(tl.int64)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -79,12 +93,13 @@ def norm_forward(
         tl.store(y + at, value.to(y.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "C_BY_ALIGN", "relu"])
 def norm_backward(
-    x, dy, dx, weight, bias, mean, scale, dweight, dbias, parts, R, C, row, drow, relu,
-    STAGE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, dy, dx, weight, bias, mean, scale, dweight, dbias, parts, R, C_BY_ALIGN, row, drow, relu,
+    ALIGN: tl.constexpr, STAGE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The way back: dx = w/σ · (dy − mean(dy) − x̂ · mean(dy · x̂)), with dy masked where the ReLU was off."""
+    C = C_BY_ALIGN * ALIGN  # so that the compiler knows how many bytes it can read at a time
     split = tl.program_id(1)
     g = tl.program_id(2).to(tl.int64)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -156,110 +171,107 @@ def bias_backward(
     tl.store(parts + (g * tl.num_programs(1) + block) * C + c, tl.sum(total, 0), c < C)
 
 
-@triton.jit(do_not_specialize=["S", "P"])
-def pool_forward(
-    x, y, which, C, H, W, HO, WO, S, P, K: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Maximum over windows of K × K, and which of its places it stood at (the first of equals, as torch has it).
+@triton.jit
+def _place(W, C, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The part of one line of one image that a program has: columns (BLOCK_W, 1), channels (1, BLOCK_C), and a mask."""
+    across = tl.cdiv(C, BLOCK_C)
+    w = tl.program_id(0) // across * BLOCK_W + tl.arange(0, BLOCK_W)
+    c = tl.program_id(0) % across * BLOCK_C + tl.arange(0, BLOCK_C)
+    return w[:, None], c[None, :], (w < W)[:, None] & (c < C)[None, :]
 
-    A program has a part of one line of one image: two divisions find a place, where a flat index would take six.
-    """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+
+@triton.jit(do_not_specialize=["SHIFT", "P"])
+def pool_forward(
+    x, y, which, C, H, W, HO, WO, SHIFT, P, K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """Maximum over windows of K × K, 2^SHIFT apart, and which of its places it stood at (the first of equals)."""
+    wo, c, ok = _place(WO, C, BLOCK_W, BLOCK_C)
     ho = tl.program_id(1)
     n = tl.program_id(2).to(tl.int64)
-    ok = i < WO * C
-    c = i % C
-    wo = i // C
     x += n * H * W * C
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    place = tl.zeros([BLOCK], tl.int32)
-    for tap in tl.static_range(K * K):
-        h = ho * S - P + tap // K
-        w = wo * S - P + tap % K
+    best = tl.full([BLOCK_W, BLOCK_C], float("-inf"), tl.float32)
+    place = tl.zeros([BLOCK_W, BLOCK_C], tl.int32)
+    for tap in range(K * K):
+        h = (ho << SHIFT) - P + tap // K
+        w = (wo << SHIFT) - P + tap % K
         inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         value = tl.load(x + (h * W + w) * C + c, inside, float("-inf")).to(tl.float32)
         place = tl.where(value > best, tap, place)
         best = tl.maximum(best, value)
-    at = (n * HO + ho) * WO * C + i
+    at = ((n * HO + ho) * WO + wo) * C + c
     tl.store(y + at, best.to(y.dtype.element_ty), ok)
     tl.store(which + at, place.to(tl.uint8), ok)
 
 
-@triton.jit(do_not_specialize=["S", "P"])
+@triton.jit
+def _reader(up, left, HO, WO, SHIFT):
+    """Where the window or filter stands that reads a place at this tap, and whether there is one."""
+    stands = (up >= 0) & (left >= 0) & (up >> SHIFT << SHIFT == up) & (left >> SHIFT << SHIFT == left)
+    return (up >> SHIFT) * WO + (left >> SHIFT), stands & (up >> SHIFT < HO) & (left >> SHIFT < WO)
+
+
+@triton.jit(do_not_specialize=["SHIFT", "P"])
 def pool_backward(
-    dy, which, dx, C, H, W, HO, WO, S, P, K: tl.constexpr, BLOCK: tl.constexpr
+    dy, which, dx, C, H, W, HO, WO, SHIFT, P, K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     """Each place gathers from the windows in which it was the largest: no two programs write to one place."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    w, c, ok = _place(W, C, BLOCK_W, BLOCK_C)
     h = tl.program_id(1)
     n = tl.program_id(2).to(tl.int64)
-    ok = i < W * C
-    c = i % C
-    w = i // C
     dy += n * HO * WO * C
     which += n * HO * WO * C
-    gathered = tl.zeros([BLOCK], tl.float32)
-    for tap in tl.static_range(K * K):
-        up = h + P - tap // K
-        left = w + P - tap % K
-        inside = ok & (up >= 0) & (left >= 0) & (up % S == 0) & (left % S == 0) & (up // S < HO) & (left // S < WO)
-        at = (up // S * WO + left // S) * C + c
-        mine = inside & (tl.load(which + at, inside, 255).to(tl.int32) == tap)
-        gathered += tl.load(dy + at, mine, 0).to(tl.float32)
-    tl.store(dx + (n * H + h) * W * C + i, gathered.to(dx.dtype.element_ty), ok)
+    gathered = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    for tap in range(K * K):
+        window, there = _reader(h + P - tap // K, w + P - tap % K, HO, WO, SHIFT)
+        there = there & ok
+        mine = there & (tl.load(which + window * C + c, there, 255).to(tl.int32) == tap)
+        gathered += tl.load(dy + window * C + c, mine, 0).to(tl.float32)
+    tl.store(dx + ((n * H + h) * W + w) * C + c, gathered.to(dx.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["S", "P"])
+@triton.jit(do_not_specialize=["SHIFT", "P"])
 def depthwise_forward(
-    x, weight, y, images, row, C, H, W, HO, WO, S, P,
-    K: tl.constexpr, BLOCK: tl.constexpr,
+    x, weight, y, images, row, C, H, W, HO, WO, SHIFT, P,
+    K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One K × K filter a channel. `images` is how many a client has."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wo, c, ok = _place(WO, C, BLOCK_W, BLOCK_C)
     ho = tl.program_id(1)
     n = tl.program_id(2).to(tl.int64)
-    ok = i < WO * C
-    c = i % C
-    wo = i // C
     filters = weight + n // images * row + c * K * K
     x += n * H * W * C
-    value = tl.zeros([BLOCK], tl.float32)
-    for tap in tl.static_range(K * K):
-        h = ho * S - P + tap // K
-        w = wo * S - P + tap % K
+    value = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    for tap in range(K * K):
+        h = (ho << SHIFT) - P + tap // K
+        w = (wo << SHIFT) - P + tap % K
         inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         pixel = tl.load(x + (h * W + w) * C + c, inside, 0).to(tl.float32)
-        value += pixel * tl.load(filters + tap, ok, 0).to(tl.float32)
-    tl.store(y + (n * HO + ho) * WO * C + i, value.to(y.dtype.element_ty), ok)
+        value += pixel * tl.load(filters + tap, c < C, 0).to(tl.float32)
+    tl.store(y + ((n * HO + ho) * WO + wo) * C + c, value.to(y.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["S", "P"])
+@triton.jit(do_not_specialize=["SHIFT", "P"])
 def depthwise_backward(
-    dy, weight, dx, images, row, C, H, W, HO, WO, S, P,
-    K: tl.constexpr, BLOCK: tl.constexpr,
+    dy, weight, dx, images, row, C, H, W, HO, WO, SHIFT, P,
+    K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """What each input gets back from the outputs that read it."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    w, c, ok = _place(W, C, BLOCK_W, BLOCK_C)
     h = tl.program_id(1)
     n = tl.program_id(2).to(tl.int64)
-    ok = i < W * C
-    c = i % C
-    w = i // C
     filters = weight + n // images * row + c * K * K
     dy += n * HO * WO * C
-    value = tl.zeros([BLOCK], tl.float32)
-    for tap in tl.static_range(K * K):
-        up = h + P - tap // K
-        left = w + P - tap % K
-        inside = ok & (up >= 0) & (left >= 0) & (up % S == 0) & (left % S == 0) & (up // S < HO) & (left // S < WO)
-        d = tl.load(dy + (up // S * WO + left // S) * C + c, inside, 0).to(tl.float32)
-        value += d * tl.load(filters + tap, ok, 0).to(tl.float32)
-    tl.store(dx + (n * H + h) * W * C + i, value.to(dx.dtype.element_ty), ok)
+    value = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    for tap in range(K * K):
+        output, there = _reader(h + P - tap // K, w + P - tap % K, HO, WO, SHIFT)
+        d = tl.load(dy + output * C + c, there & ok, 0).to(tl.float32)
+        value += d * tl.load(filters + tap, c < C, 0).to(tl.float32)
+    tl.store(dx + ((n * H + h) * W + w) * C + c, value.to(dx.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["S", "P"])
+@triton.jit(do_not_specialize=["SHIFT", "P"])
 def depthwise_weights(
-    x, dy, dweight, R, drow, C, H, W, HO, WO, S, P,
+    x, dy, dweight, R, drow, C, H, W, HO, WO, SHIFT, P,
     K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The filters' gradient: a program a tap, a block of channels and a client. R = B · HO · WO."""
@@ -272,8 +284,8 @@ def depthwise_weights(
     total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
     for start in range(0, R, BLOCK_R):
         r = start + tl.arange(0, BLOCK_R)
-        h = (r // WO) % HO * S - P + tap // K
-        w = r % WO * S - P + tap % K
+        h = ((r // WO) % HO << SHIFT) - P + tap // K
+        w = (r % WO << SHIFT) - P + tap % K
         n = r // WO // HO
         inside = (r < R) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         mask = inside[:, None] & ok[None, :]

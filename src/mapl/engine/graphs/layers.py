@@ -7,6 +7,7 @@ are here. Their gradients are written straight into the group's flat gradient: a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +77,14 @@ class _Blocks:
         sizes = {"SPLITS": max(64, triton.next_power_of_2(splits)), "BLOCK_R": self.BLOCK_R, "BLOCK_C": self.BLOCK_C}
         stages = (kernels.WHOLE,) if splits == 1 or constants.get("TRAIN") is False else (kernels.PARTS, kernels.FINISH)
         for stage in stages:
-            kernel[grid](*arguments, STAGE=stage.value, num_warps=8, **sizes, **constants)
+            kernels.launch(
+                kernel, grid, *arguments, STAGE=stage.value, ALIGN=self.align, num_warps=8, **sizes, **constants
+            )
+
+    @property
+    def align(self) -> int:
+        """The largest power of two, up to 8 channels (16 bytes), that divides their number."""
+        return math.gcd(self.channels, 8)
 
     def parts(self, x: Tensor) -> Tensor:
         """Room for what the first kernel tells the second."""
@@ -97,7 +105,7 @@ class _Norm(torch.autograd.Function):
         blocks = _Blocks(r, c, stack.clients)
         blocks.launch(
             kernels.norm_forward, x, y, weight, bias, mean, var, saved[0], saved[1], blocks.parts(x), stack.active,
-            r, c, weight.stride(0), layer.momentum, layer.eps, int(layer.relu), TRAIN=layer.training,
+            r, c // blocks.align, weight.stride(0), layer.momentum, layer.eps, int(layer.relu), TRAIN=layer.training,
         )  # fmt: skip
         ctx.save_for_backward(x, saved)
         ctx.layer = layer
@@ -114,7 +122,7 @@ class _Norm(torch.autograd.Function):
         dx, blocks = torch.empty_like(x), _Blocks(r, c, stack.clients)
         blocks.launch(
             kernels.norm_backward, x, rows(dy), dx, weight, bias, saved[0], saved[1], dweight, dbias, blocks.parts(x),
-            r, c, weight.stride(0), dweight.stride(0), int(layer.relu),
+            r, c // blocks.align, weight.stride(0), dweight.stride(0), int(layer.relu),
         )  # fmt: skip
         return dx, None, None
 
@@ -144,8 +152,18 @@ class _Bias(torch.autograd.Function):
         bias = stack.weights[name]
         y = torch.empty_like(x)
         grid = (triton.cdiv(c, _Bias.BLOCK_C), triton.cdiv(r, _Bias.BLOCK_R), stack.clients)
-        kernels.bias_forward[grid](
-            x, y, bias, r, c, bias.stride(0), RELU=relu, BLOCK_R=_Bias.BLOCK_R, BLOCK_C=_Bias.BLOCK_C
+        kernels.launch(
+            kernels.bias_forward,
+            grid,
+            x,
+            y,
+            bias,
+            r,
+            c,
+            bias.stride(0),
+            RELU=relu,
+            BLOCK_R=_Bias.BLOCK_R,
+            BLOCK_C=_Bias.BLOCK_C,
         )
         ctx.save_for_backward(y if relu else x.new_empty(0))
         ctx.use = stack, name, relu, r, c
@@ -159,8 +177,19 @@ class _Bias(torch.autograd.Function):
         dx = torch.empty_like(dy) if relu else dy
         blocks = triton.cdiv(r, _Bias.BLOCK_R * _Bias.STEPS)
         parts = dy.new_empty((stack.clients, blocks, c), dtype=torch.float32)
-        kernels.bias_backward[triton.cdiv(c, _Bias.BLOCK_C), blocks, stack.clients](
-            y, dy, dx, parts, r, c, RELU=relu, STEPS=_Bias.STEPS, BLOCK_R=_Bias.BLOCK_R, BLOCK_C=_Bias.BLOCK_C
+        kernels.launch(
+            kernels.bias_backward,
+            (triton.cdiv(c, _Bias.BLOCK_C), blocks, stack.clients),
+            y,
+            dy,
+            dx,
+            parts,
+            r,
+            c,
+            RELU=relu,
+            STEPS=_Bias.STEPS,
+            BLOCK_R=_Bias.BLOCK_R,
+            BLOCK_C=_Bias.BLOCK_C,
         )
         stack.gradients[name].copy_(parts.sum(1))
         return dx, None, None, None
@@ -190,7 +219,7 @@ _side_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 def _side(device: torch.device, number: int) -> torch.cuda.Stream:
     at = (torch.cuda.current_stream(device).cuda_stream, number)
     if at not in _side_streams:
-        _side_streams[at] = torch.cuda.Stream(device)
+        _side_streams[at] = torch.cuda.Stream(device, torch.cuda.current_stream(device).priority)
     return _side_streams[at]
 
 
@@ -267,10 +296,20 @@ def _convolve(x: Tensor, weight: Tensor, sizes: Sizes) -> Tensor:
     return F.conv2d(x, weight, None, sizes.stride, sizes.padding, sizes.dilation, sizes.groups)
 
 
+def _tiles(width: int, channels: int) -> dict[str, int]:
+    """How much of a line of an image a program has, for kernels that go over all places."""
+    block_c = min(64, triton.next_power_of_2(channels))
+    return {"BLOCK_C": block_c, "BLOCK_W": min(triton.next_power_of_2(width), 1024 // block_c)}
+
+
+def _lines(shape: Any, tiles: dict[str, int]) -> tuple[int, int, int]:
+    """The grid of such a kernel over images (N, C, H, W)."""
+    n, c, h, w = shape
+    return triton.cdiv(w, tiles["BLOCK_W"]) * triton.cdiv(c, tiles["BLOCK_C"]), h, n
+
+
 class _Depthwise(torch.autograd.Function):
     """One filter a channel and member."""
-
-    BLOCK = 512
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
@@ -279,8 +318,24 @@ class _Depthwise(torch.autograd.Function):
         n, c, h, w = x.shape
         ho, wo = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
         y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        kernels.depthwise_forward[triton.cdiv(wo * c, _Depthwise.BLOCK), ho, n](
-            x, weight, y, n // len(weight), weight.stride(0), c, h, w, ho, wo, s, p, K=k, BLOCK=_Depthwise.BLOCK
+        tiles = _tiles(wo, c)
+        kernels.launch(
+            kernels.depthwise_forward,
+            _lines(y.shape, tiles),
+            x,
+            weight,
+            y,
+            n // len(weight),
+            weight.stride(0),
+            c,
+            h,
+            w,
+            ho,
+            wo,
+            shift(s),
+            p,
+            K=k,
+            **tiles,
         )
         ctx.save_for_backward(x, weight)
         ctx.gradient, ctx.sizes = gradient, (k, s, p)
@@ -294,12 +349,28 @@ class _Depthwise(torch.autograd.Function):
         n, c, h, w = x.shape
         ho, wo = dy.shape[2:]
         clients, dx = len(weight), torch.empty_like(x)
-        kernels.depthwise_backward[triton.cdiv(w * c, _Depthwise.BLOCK), h, n](
-            dy, weight, dx, n // clients, weight.stride(0), c, h, w, ho, wo, s, p, K=k, BLOCK=_Depthwise.BLOCK
+        tiles = _tiles(w, c)
+        kernels.launch(
+            kernels.depthwise_backward,
+            _lines(x.shape, tiles),
+            dy,
+            weight,
+            dx,
+            n // clients,
+            weight.stride(0),
+            c,
+            h,
+            w,
+            ho,
+            wo,
+            shift(s),
+            p,
+            K=k,
+            **tiles,
         )
-        kernels.depthwise_weights[k * k, triton.cdiv(c, 32), clients](
-            x, dy, ctx.gradient, n // clients * ho * wo, ctx.gradient.stride(0), c, h, w, ho, wo, s, p,
-            K=k, BLOCK_R=128, BLOCK_C=32,
+        kernels.launch(kernels.depthwise_weights, (k * k, triton.cdiv(c, 32), clients),
+            x, dy, ctx.gradient, n // clients * ho * wo, ctx.gradient.stride(0), c, h, w, ho, wo,
+            shift(s), p, K=k, BLOCK_R=256, BLOCK_C=32, num_warps=8,
         )  # fmt: skip
         return dx, None, None, None, None
 
@@ -315,6 +386,9 @@ class GroupConv(nn.Module):
         square = len({*module.kernel_size}) == len({*module.stride}) == len({*module.padding}) == 1
         self.depthwise = square and module.groups == module.in_channels == module.out_channels
         self.depthwise = self.depthwise and module.groups > 1 and module.dilation == (1, 1)
+        self.depthwise = self.depthwise and _is_power(module.stride[0])
+        self.keeps_size = all(2 * p + 1 == k for p, k in zip(self.sizes.padding, self.sizes.kernel, strict=True))
+        self.keeps_size = self.keeps_size and module.groups == 1 and module.dilation == (1, 1)
         self.pointwise = module.kernel_size == module.stride == (1, 1) and module.padding == (0, 0)
         self.pointwise = self.pointwise and module.groups == 1
 
@@ -323,6 +397,10 @@ class GroupConv(nn.Module):
         x = x.to(weight.dtype)
         if self.pointwise:
             y = self._pointwise(x, weight.flatten(2), gradient.flatten(2))
+        elif self.keeps_size and x.shape[2:] == (1, 1):
+            # Of a single pixel a filter sees its middle alone; the gradient of the rest is zero, and stays so.
+            middle = (..., self.sizes.padding[0], self.sizes.padding[1])
+            y = self._pointwise(x, weight[middle], gradient[middle])
         else:
             function = _Depthwise if self.depthwise else _Convolutions
             y = function.apply(x, self.stack.token, weight, gradient, self.sizes)  # type: ignore[no-untyped-call]
@@ -360,8 +438,6 @@ class GroupLinear(nn.Module):
 
 
 class _Pool(torch.autograd.Function):
-    BLOCK = 512
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: int, s: int, p: int, ceil: bool) -> Tensor:
         x = rows(x)
@@ -369,8 +445,9 @@ class _Pool(torch.autograd.Function):
         ho, wo = F.max_pool2d(x.new_empty((1, 1, h, w), device="meta"), k, s, p, ceil_mode=ceil).shape[2:]
         y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         which = torch.empty_like(y, dtype=torch.uint8)
-        kernels.pool_forward[triton.cdiv(wo * c, _Pool.BLOCK), ho, n](
-            x, y, which, c, h, w, ho, wo, s, p, K=k, BLOCK=_Pool.BLOCK
+        tiles = _tiles(wo, c)
+        kernels.launch(
+            kernels.pool_forward, _lines(y.shape, tiles), x, y, which, c, h, w, ho, wo, shift(s), p, K=k, **tiles
         )
         ctx.save_for_backward(which)
         ctx.sizes = k, s, p, x.shape
@@ -381,10 +458,11 @@ class _Pool(torch.autograd.Function):
         (which,) = ctx.saved_tensors
         k, s, p, shape = ctx.sizes
         dy = rows(dy)
-        (n, c, h, w), (ho, wo) = shape, dy.shape[2:]
+        (_, c, h, w), (ho, wo) = shape, dy.shape[2:]
         dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-        kernels.pool_backward[triton.cdiv(w * c, _Pool.BLOCK), h, n](
-            dy, which, dx, c, h, w, ho, wo, s, p, K=k, BLOCK=_Pool.BLOCK
+        tiles = _tiles(w, c)
+        kernels.launch(
+            kernels.pool_backward, _lines(shape, tiles), dy, which, dx, c, h, w, ho, wo, shift(s), p, K=k, **tiles
         )
         return dx, None, None, None, None
 
@@ -402,11 +480,21 @@ class MaxPool(nn.Module):
         square = all(
             isinstance(v, int) or len(set(v)) == 1 for v in (module.kernel_size, module.stride, module.padding)
         )
-        return square and _one(module.kernel_size) <= 15 and _one(module.dilation) == 1 and not module.return_indices
+        plain = _one(module.dilation) == 1 and not module.return_indices and _one(module.kernel_size) <= 15
+        return square and plain and _is_power(_one(module.stride))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = _Pool.apply(x, *self.sizes, self.ceil)  # type: ignore[no-untyped-call]
         return y
+
+
+def _is_power(stride: int) -> bool:
+    return stride & (stride - 1) == 0
+
+
+def shift(stride: int) -> int:
+    """A stride of 2^shift; kernels divide by it with a shift."""
+    return stride.bit_length() - 1
 
 
 def _one(size: Any) -> int:
@@ -432,7 +520,7 @@ def drop(x: Tensor, keys: Keys, layer: int, rate: float) -> Tensor:
     x = rows(x)
     y, member = torch.empty_like(x), x.numel() // len(keys.seed)
     grid = triton.cdiv(member, 1024), len(keys.seed)
-    kernels.dropout[grid](x, y, keys.seed, keys.cursor, member, layer, rate, BLOCK=1024)
+    kernels.launch(kernels.dropout, grid, x, y, keys.seed, keys.cursor, member, layer, rate, BLOCK=1024)
     return y
 
 
@@ -475,7 +563,7 @@ def optimise(
 ) -> None:
     """A step of every active member's optimiser, one launch for all parameters; shapes as in `kernels.optimise`."""
     n_low, n = grad_low.shape[1], grad_low.shape[1] + grad_high.shape[1]
-    kernels.optimise[triton.cdiv(n, 1024), stack.clients](
+    kernels.launch(kernels.optimise, (triton.cdiv(n, 1024), stack.clients),
         flat, flat if low is None else low, grad_low, grad_high, *moments, stack.step, stack.active,
         flat.stride(0), n_low, n, COPY=low is not None, BLOCK=1024, **constants,
     )  # fmt: skip

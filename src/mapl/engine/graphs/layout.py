@@ -61,12 +61,17 @@ class Layout:
             start += -(-tensor.numel() // ALIGN) * ALIGN
         return start
 
-    def bind(self, model: ClientModel, flat: Tensor, counters: Tensor, copy: bool = True) -> None:
-        """Make every tensor of a model a view of `flat` (size,) and `counters` (n,); with its value where `copy`."""
+    def bind(self, model: ClientModel, flat: Tensor, counters: Tensor, only: tuple[str, ...] | None = None) -> None:
+        """Make every tensor of a model, or `only` some, a view of `flat` (size,) and `counters` (n,).
+
+        All take their values along; where only some are bound, they are those of the vector.
+        """
         for name, tensor in _tensors(model):
+            if only is not None and name not in only:
+                continue
             entry = self.entries.get(name)
             view = counters[self.counters.index(name)] if entry is None else entry.view(flat)
-            if copy:
+            if only is None:
                 view.copy_(tensor.detach())
             tensor.data = view
 

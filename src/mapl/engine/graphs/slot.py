@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from mapl.client import Client
 from mapl.data.augment import Augmentation
-from mapl.engine.graphs.convert import Batched, grouped
+from mapl.engine.graphs.convert import Batched, CannotGroup, grouped
 from mapl.engine.graphs.layers import Keys, Stack, keyed, optimise
 from mapl.engine.graphs.layout import Layout
 from mapl.engine.settings import TrainSettings
@@ -59,12 +59,14 @@ class Slot:
         self.method, self.train, self.layout, self.size = method, train, layout, size
         self.device, self.group = device, group
         self.dtype = precision or torch.float32
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Many small kernels in a row would each wait behind the few large ones of a client that fills the GPU alone.
+        priority = -1 if size > 1 else 0
+        self.stream = torch.cuda.Stream(device, priority) if device.type == "cuda" else None
         self._make_tensors(client, steps)
         self.members = [self._member(client, g, precision) for g in range(size)]
         self._networks: dict[str, nn.Module] = {}
         if group:
-            self.model = self._group_model(client.model, precision)
+            self.model = self._group_model(client.model)
         self.terms: list[str] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.test_graph: torch.cuda.CUDAGraph | None = None
@@ -111,17 +113,18 @@ class Slot:
 
     def _member(self, client: Client, g: int, precision: torch.dtype | None) -> Client:
         """A client whose model and state are row g of this slot: what a method is given."""
-        model = copy.deepcopy(client.model).to(self.device)
-        self.layout.bind(model, self.flat[g], self.counters[g], copy=False)
+        model = copy.deepcopy(client.model).to(self.device) if not self.group else _shallow(client.model, self.device)
+        self.layout.bind(model, self.flat[g], self.counters[g], SHARED if self.group else None)
         model.precision = precision
-        keyed(model, self.keys)
+        if not self.group:
+            keyed(model, self.keys)
         state = {name: stacked[g] for name, stacked in self.state.items()}
         return dataclasses.replace(client, model=model, state=state)
 
-    def _group_model(self, model: ClientModel, precision: torch.dtype | None) -> ClientModel:
+    def _group_model(self, model: ClientModel) -> ClientModel:
         """What a method sees under vmap: one client's model, whose networks run for all members at once."""
-        made = copy.copy(self.members[0].model)
-        made._modules, made._parameters = dict(made._modules), dict(made._parameters)
+        made = _shallow(self.members[0].model, self.device)
+        made.__class__ = _GroupModel
         for part in ("backbone", "projector"):
             network = grouped(getattr(model, part), part, self.stack)
             self._networks[part] = network
@@ -191,13 +194,13 @@ class Slot:
         loss = _Loss(self.method, self.members[0], self.model)
         if self.size == 1:
             one = {f"model.{n}": value[0] for n, value in shared.items()}
-            found = functional_call(loss, one, (images[0], labels[0], self.members[0].state))
+            found = functional_call(loss, one, (images[0], labels[0], self.members[0].state), tie_weights=False)
             terms = {name: value.view(1) for name, value in found.items()}
         else:
             named = {f"model.{n}": value for n, value in shared.items()}
 
             def of_one(values: dict[str, Tensor], x: Tensor, y: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-                found: dict[str, Tensor] = functional_call(loss, values, (x, y, state))
+                found: dict[str, Tensor] = functional_call(loss, values, (x, y, state), tie_weights=False)
                 return found
 
             terms = torch.func.vmap(of_one, randomness="different")(named, images, labels, self.state)
@@ -326,6 +329,24 @@ class Slot:
         z = model.embed(x[0]).unsqueeze(0)
         model.train()
         return z
+
+
+class _GroupModel(ClientModel):
+    """The model of a group. A method that wants all parameters of one client cannot have them here."""
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        raise CannotGroup("the method reads parameters of the whole model")
+
+    parameters = named_buffers = buffers = state_dict = named_parameters
+
+
+def _shallow(model: ClientModel, device: torch.device) -> ClientModel:
+    """A copy of a model with the same networks, and a head and prototypes of its own."""
+    made = copy.copy(model)
+    made._modules, made._parameters = dict(model._modules), dict(model._parameters)
+    made._modules["head"] = copy.deepcopy(model.head).to(device)
+    made._parameters["prototypes"] = nn.Parameter(model.prototypes.detach().to(device, copy=True))
+    return made
 
 
 class _Loss(nn.Module):
