@@ -11,7 +11,12 @@ from torch import nn
 from conftest import assert_same, parameters, play, small
 from mapl import MaplError
 from mapl.engine.eager import make_optimizer
-from mapl.world import World, build_world
+from mapl.engine.workers import never_draws
+from mapl.methods.mapl import Mapl
+from mapl.model import find_backbone
+from mapl.recipe import merge
+from mapl.round import play_round
+from mapl.world import World, build_world, given_in_python
 
 
 def world_of(**over) -> World:
@@ -190,3 +195,112 @@ def test_a_run_that_diverges_is_told_so_wherever_it_first_shows(optimizer):
     recipe = small(method={"warmup": 0}, train={"learning_rate": 1e30, "optimizer": optimizer})
     with pytest.raises(MaplError, match=r"client 0 .*round [01].*train\.learning_rate"):
         play(recipe)
+
+
+class Viewing(nn.Sequential):
+    """Convolutions, and then a `view` that takes channels before pixels for granted."""
+
+    def __init__(self, image: tuple[int, int, int], embedding: int):
+        super().__init__(nn.Conv2d(1, 4, 3, padding=1), nn.Linear(256, embedding))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](images).view(len(images), 256))
+
+
+MIXED = {"mlp": None, "dropping": Dropping, "cnn": None, "viewing": Viewing, "residual": None, "separable": None}
+
+
+def mixed_world(**over) -> World:
+    """Clients that train side by side, and between them some that draw or want their channels first."""
+    given = {name: backbone or find_backbone(name) for name, backbone in MIXED.items()}
+    recipe = small(**merge({"clients": 8, "partition": {"stride": 0}, "train": {"batch": 4}}, over))
+    return build_world(given_in_python(recipe, None, given), backbones=given)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_no_bit_depends_on_how_many_clients_train_at_a_time(reset):
+    """Nor on what a thread did before: the global generator is left alone, and what layers draw is keyed."""
+    worlds = []
+    for workers in (1, 2, 5):
+        torch.manual_seed(workers)
+        before = torch.random.get_rng_state()
+        worlds.append(mixed_world(engine={"workers": workers}, train={"batch": 4, "reset": reset}))
+        for t in range(2):
+            play_round(worlds[-1], t)
+        assert torch.equal(torch.random.get_rng_state(), before)
+    for world in worlds[1:]:
+        assert_same(parameters(worlds[0]), parameters(world))
+        assert world.rounds == worlds[0].rounds
+
+
+def test_one_client_s_training_does_not_depend_on_the_others_in_its_call():
+    together, alone = mixed_world(engine={"workers": 3}), mixed_world(engine={"workers": 1})
+    losses = together.engine.train_all(together.clients, 0)
+    assert [alone.engine.train(client, 0) for client in reversed(alone.clients)][::-1] == losses
+    assert_same(parameters(together), parameters(alone))
+
+
+def test_only_models_that_surely_never_draw_train_side_by_side():
+    quiet = {name for name in MIXED if name not in ("dropping", "viewing")} | {"resnet18", "shufflenet"}
+    for name in (*MIXED, "resnet18", "shufflenet", "googlenet", "alexnet"):
+        model = (MIXED.get(name) or find_backbone(name))((1, 8, 8) if name in MIXED else (3, 32, 32), 12)
+        assert never_draws(model) is (name in quiet), name
+
+
+class Noisy(Mapl):
+    """A method of somebody's own, whose loss draws from the global generator."""
+
+    def loss(self, client, images, labels):
+        return super().loss(client, images + 0.1 * torch.randn(images.shape), labels)
+
+
+def test_a_method_that_draws_is_keyed_too():
+    worlds = []
+    for workers in (1, 4):
+        worlds.append(build_world(small(method={"name": "test_engine:Noisy"}, engine={"workers": workers})))
+        play_round(worlds[-1], 0)
+    assert_same(parameters(worlds[0]), parameters(worlds[1]))
+
+
+def test_an_error_in_one_of_several_threads_is_the_first_client_s():
+    world = world_of(engine={"workers": 4})
+    with torch.no_grad():
+        for client in world.clients[1:]:
+            client.model.prototypes[0, 0] = torch.nan
+    with pytest.raises(MaplError, match=r"loss of client 1 became nan"):
+        world.engine.train_all(world.clients, 0)
+
+
+def test_all_tensors_are_in_their_places_and_in_the_usual_order_after_training():
+    """Only inside a client's training do convolutions have another order in memory."""
+    world = mixed_world()
+    before = {name: tensor.data_ptr() for name, tensor in parameters(world).items()}
+    world.engine.train_all(world.clients, 0)
+    assert {name: tensor.data_ptr() for name, tensor in parameters(world).items()} == before
+    assert all(tensor.is_contiguous() for tensor in parameters(world).values())
+    assert {c.backbone for c in world.clients if c.id in world.engine._channels_last} == {
+        "cnn",
+        "residual",
+        "separable",
+    }
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_order_in_memory_changes_rounding_alone(optimizer, reset):
+    train = {"batch": 4, "optimizer": optimizer, "reset": reset, "learning_rate": 1e-3}
+    fast, usual = (build_world(small(model={"backbones": ["residual"]}, train=train)) for _ in range(2))
+    assert len(fast.engine._channels_last) == 4
+    usual.engine._channels_last = set()
+    for t in range(2):
+        for world in (fast, usual):
+            world.engine.train_all(world.clients, t)
+    ours, theirs = ({**parameters(world), **world.engine.state()} for world in (fast, usual))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert value.is_contiguous(), name
+        apart = (value.double() - theirs[name].double()).abs()
+        if optimizer == "sgd":
+            assert apart.max() < 1e-5, name
+        elif value.dim() == 4:  # Adam's first steps are as long for a gradient that is rounding alone as for any other
+            assert apart.mean() < 0.2 * theirs[name].abs().mean(), name

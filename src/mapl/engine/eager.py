@@ -1,10 +1,11 @@
-"""The eager engine: one client after another, plain PyTorch. It is the reference that every other path equals."""
+"""The eager engine: plain PyTorch, client by client. It is the reference that every other path equals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,27 +14,42 @@ from mapl.client import Client
 from mapl.clock import part
 from mapl.data.dataset import Images
 from mapl.engine._base import Draws, Engine, check_finite
+from mapl.engine.channels_last import channels_last, pixels_together, who_takes_it
 from mapl.engine.settings import TrainSettings
+from mapl.engine.workers import cores, never_draws, side_by_side
 from mapl.keys import key
 
 __all__ = ["Draws", "EagerEngine", "make_optimizer"]
 
 TEST_BATCH = 512
 
+Result = TypeVar("Result")
+
 
 class EagerEngine(Engine):
-    """Trains and tests clients one by one."""
+    """Trains and tests clients: on a GPU one by one, on a CPU as many at a time as there are workers."""
 
     def __init__(self, *settings: Any):
         super().__init__(*settings)
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self._images: dict[tuple[int, str], Images] = {}
         self._keys: Any = None
+        self._quiet: set[int] = set()
+        """Clients whose training reads no generator but those of `draw`."""
+        self._channels_last: set[int] = set()
 
     def adopt(self, clients: Sequence[Client]) -> None:
         super().adopt(clients)
         if self.device.type == "cuda":
             self._use_gpu(clients)
+        else:
+            self._use_cpu(clients)
+
+    def _use_cpu(self, clients: Sequence[Client]) -> None:
+        """Learn of each client whether it can train beside others, and how its convolutions are best laid out."""
+        if type(self.method).__module__.startswith("mapl.methods."):  # what others do in their losses is not known
+            self._quiet = {client.id for client in clients if never_draws(client.model)}
+        self._channels_last = who_takes_it(clients, self.augmentation.shape)
 
     def _use_gpu(self, clients: Sequence[Client]) -> None:
         """Low precision where it was asked for, and dropouts that are drawn as the engine of graphs draws them."""
@@ -47,7 +63,15 @@ class EagerEngine(Engine):
                 keyed(client.model, self._keys)
 
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
-        return [self.train(client, round) for client in clients]
+        return self._each(clients, lambda client: self.train(client, round), lambda c: c.id not in self._quiet)
+
+    def _each(
+        self, clients: Sequence[Client], work: Callable[[Client], Result], in_turn: Callable[[Client], bool]
+    ) -> list[Result]:
+        if self.device.type != "cpu" or _is_profiled():
+            return [work(client) for client in clients]
+        workers = self.engine_settings.workers or max(1, cores() // self.settings.threads)
+        return side_by_side(work, clients, workers, in_turn)
 
     def train(self, client: Client, round: int) -> dict[str, float]:
         """PML: a round of local training. Returns the mean of each term of the loss."""
@@ -57,9 +81,13 @@ class EagerEngine(Engine):
         optimizer = self._optimizer(client)
         client.model.train()
         totals: dict[str, Tensor] = {}
-        # Layers that draw for themselves (dropout) read the global generator: lend it the key of this client and round.
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            self._seed_layers(key(self.seed, client.id, round, "layers"))
+        with ExitStack() as stack:
+            if client.id not in self._quiet:
+                # Layers that draw for themselves (dropout) read the global generator: lend it a key of ours.
+                stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
+                self._seed_layers(key(self.seed, client.id, round, "layers"))
+            if client.id in self._channels_last:
+                stack.enter_context(channels_last(optimizer))
             for step in range(len(batches)):
                 epoch, first = divmod(step, len(batches) // self.settings.epochs)
                 if first == 0:
@@ -83,6 +111,8 @@ class EagerEngine(Engine):
         views = self.method.views
         with part("augmentation"):
             images = self.augmentation.apply(batch.pixels.repeat(views, 1, 1, 1), uniforms)
+            if client.id in self._channels_last:
+                images = pixels_together(images)
         terms = self.method.loss(client, images, batch.labels.repeat(views))
         optimizer.zero_grad(set_to_none=True)
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
@@ -112,7 +142,7 @@ class EagerEngine(Engine):
         return torch.cat([client.model.embed(part) for part in torch.split(images, TEST_BATCH)])
 
     def evaluate_all(self, clients: Sequence[Client]) -> list[float]:
-        return [self.evaluate(client) for client in clients]
+        return self._each(clients, self.evaluate, lambda client: False)
 
     @torch.no_grad()
     def evaluate(self, client: Client) -> float:
@@ -141,6 +171,11 @@ class EagerEngine(Engine):
                 optimizer = make_optimizer(client, self.settings)
                 optimizer.load_state_dict({**optimizer.state_dict(), "state": entries[client.id]})
                 self.optimizers[client.id] = optimizer
+
+
+def _is_profiled() -> bool:
+    """Whether somebody asks where the time goes; parts are billed in one thread."""
+    return not isinstance(part("training"), nullcontext)
 
 
 def make_optimizer(client: Client, settings: TrainSettings) -> torch.optim.Optimizer:

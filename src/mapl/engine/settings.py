@@ -48,6 +48,9 @@ class EngineSettings(BaseModel):
     deterministic: bool = Field(
         False, description="Only deterministic kernels on a GPU: slower, and equal from run to run. The CPU always is."
     )
+    workers: int | None = Field(
+        None, ge=1, description="Clients that a CPU trains at a time; no bit depends on it. Default: as many as cores."
+    )
     together: int = Field(8, ge=1, description="Most clients of one architecture that a GPU trains as one batch.")
     memory: float | None = Field(
         None,
