@@ -175,3 +175,26 @@ def test_a_letter_over_the_limit_names_its_sender_and_both_sizes() -> None:
 def test_nobody_posts_in_the_name_of_another() -> None:
     with pytest.raises(MaplError, match="posted by client 1 says that its sender is 2"):
         Post(Ledger()).deliver({1: letter(2)}, {})
+
+
+def test_inboxes_of_one_delivery_are_read_end_to_end() -> None:
+    letters = [letter(sender) for sender in (0, 2, 4, 6)]
+    inboxes = deliver(letters, {0: ids(2, 4), 2: ids(0), 6: ids(0, 2, 4), 9: ids(6)})
+    joined = Inbox.join([inboxes[0], inboxes[6], inboxes[9]])
+    assert joined.senders.tolist() == [2, 4, 0, 2, 4, 6]
+    assert joined.samples.tolist() == [20, 40, 0, 20, 40, 60]
+    stack, rows = joined.rows("head")
+    assert stack[rows][:, 0, 0].tolist() == [2, 4, 0, 2, 4, 6]
+    own = joined.own_rows("head", ids(0, 6, 9, 1))
+    assert own[2:].tolist() == [-1, -1]
+    assert stack[own[:2]][:, 0, 0].tolist() == [0, 6]
+    assert inboxes[0].delivered_with(inboxes[2])
+    elsewhere = deliver(letters, {0: ids(2)})[0]
+    assert not inboxes[0].delivered_with(elsewhere)
+    with pytest.raises(MaplError, match="one delivery"):
+        Inbox.join([inboxes[0], elsewhere])
+
+
+def test_a_client_whose_tensor_has_another_shape_has_no_row_in_the_stack() -> None:
+    inboxes = deliver([letter(sender) for sender in (0, 1, 2)], {1: ids(0, 2), 2: ids(0)})
+    assert inboxes[1].own_rows("backbone", ids(0, 1, 2)).tolist() == [0, -1, 1]

@@ -75,6 +75,18 @@ class Circles:
         """Each client, and where its circle starts and ends."""
         return zip(self.clients, self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True)
 
+    def read(self, key: str) -> NDArray[np.float64]:
+        """(P,) what each client's state, which has an entry for everybody, says of the members of its circle."""
+        result = np.empty(len(self.ids))
+        for client, start, end in self.spans():
+            result[start:end] = client.state[key].numpy()[self.ids[start:end]]
+        return result
+
+    def write(self, key: str, values: NDArray[np.float64]) -> None:
+        """And back, in place."""
+        for client, start, end in self.spans():
+            client.state[key].numpy()[self.ids[start:end]] = values[start:end]
+
     def table(self, name: str, own: Callable[[Client], Tensor]) -> Table:
         """Where to read the letters' tensors of that name, and each client's `own`."""
         stack, rows = self.letters.rows(name)

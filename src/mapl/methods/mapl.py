@@ -113,7 +113,8 @@ class Mapl(Method[MaplSettings]):
             for client, inbox in group:
                 self.meet(client, inbox)
             circles = Circles(group)
-            weights, mass = _weights(circles)
+            weights = circles.read("weights")
+            mass = np.add.reduceat(weights, circles.starts[:-1])
             if not mass.all():  # nobody that such a client heard has any weight, nor has it itself
                 self.absorb_all(round, [pair for pair, some in zip(group, mass, strict=True) if some])
                 continue
@@ -122,7 +123,7 @@ class Mapl(Method[MaplSettings]):
             if learns:
                 with part("graph"):
                     self.learn(circles, weights)
-                _write_weights(circles, weights * np.repeat(mass, circles.sizes))
+                circles.write("weights", weights * np.repeat(mass, circles.sizes))
             self.mix(circles, weights)
 
     def learn(self, circles: Circles, weights: NDArray[np.float64]) -> None:
@@ -136,7 +137,9 @@ class Mapl(Method[MaplSettings]):
             mine, starts_of, columns = (torch.from_numpy(x).to(device) for x in (heads.mine, starts, heads.theirs))
             found = similarities(heads.stack, mine, (starts_of, columns), use.form)
             similarity[~circles.is_me] = found.cpu().numpy()
-        confidence = _confidence(circles)
+        # γ_j = n_j / Σ n, over all that the client ever heard from.
+        everybody = [client.state["samples"].numpy().sum() for client in circles.clients]
+        confidence = circles.read("samples") / np.repeat(everybody, circles.sizes)
         for rows in circles.widths():
             w, s, gamma = (rows.rectangle(x).to(device) for x in (weights, similarity, confidence))
             rows.write(weights, learn_rows(w, rows.me.to(device), s, gamma, rows.members.to(device), use))
@@ -158,25 +161,3 @@ class Mapl(Method[MaplSettings]):
 
     def weights(self, client: Client) -> Tensor:
         return client.state["weights"]
-
-
-def _weights(circles: Circles) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The weights of each client's circle (P,), and their sums (B,)."""
-    weights = np.empty(len(circles.ids))
-    for client, start, end in circles.spans():
-        weights[start:end] = client.state["weights"].numpy()[circles.ids[start:end]]
-    return weights, np.add.reduceat(weights, circles.starts[:-1])
-
-
-def _write_weights(circles: Circles, weights: NDArray[np.float64]) -> None:
-    for client, start, end in circles.spans():
-        client.state["weights"].numpy()[circles.ids[start:end]] = weights[start:end]
-
-
-def _confidence(circles: Circles) -> NDArray[np.float64]:
-    """γ_j = n_j / Σ n over each circle (P,); the sum is over all that the client ever heard from."""
-    confidence = np.empty(len(circles.ids))
-    for client, start, end in circles.spans():
-        samples = client.state["samples"].numpy()
-        np.divide(samples[circles.ids[start:end]], samples.sum(), out=confidence[start:end])
-    return confidence

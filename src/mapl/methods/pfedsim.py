@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mapl.client import Client, Server
-from mapl.graph import head_similarity
+from mapl.graph import similarities
 from mapl.methods._base import Centralised, MethodSettings
 from mapl.methods._mixing import flatten, load_flat, mixed, row_of, weighted_mean
 from mapl.methods._plain import Plain
@@ -74,7 +74,10 @@ class PFedSim(Plain[PFedSimSettings], Centralised[PFedSimSettings]):
 
 def personal_weights(heads: Tensor) -> Tensor:
     """ω (M, M), rows summing to 1, from the heads' weights (M, K, d_z)."""
-    similarity = torch.stack([head_similarity(head, heads, "released") for head in heads]).double()
+    count = len(heads)
+    everybody = torch.arange(count, device=heads.device)
+    starts = torch.arange(0, count**2 + 1, count, device=heads.device)
+    similarity = similarities(heads, everybody, (starts, everybody.repeat(count)), "released").view(count, count)
     similarity = similarity.clamp(0, SELF_SIMILARITY).fill_diagonal_(SELF_SIMILARITY)
     weights = -torch.log1p(-similarity)
     return weights / weights.sum(dim=1, keepdim=True)
