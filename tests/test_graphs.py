@@ -57,13 +57,17 @@ class Tiny(nn.Module):
         self.norm = nn.BatchNorm2d(4)
         self.point = nn.Conv2d(4, 4, 1)
         self.norm2 = nn.BatchNorm2d(4)
-        self.end = nn.Linear(8 * 3 * 3, embedding)
+        self.mean = nn.AdaptiveAvgPool2d((2, 2))
+        self.drop = nn.Dropout(0.0)
+        self.single = nn.Conv2d(8, 4, 3, stride=2, padding=1)
+        self.end = nn.Linear(8 * 2 * 2 + 4, embedding)
 
     def forward(self, x):
         x = self.pool(torch.relu(self.stem(x)))
         left, right = torch.relu(self.norm(self.deep(x))), self.norm2(self.point(x))
         both = torch.stack((left, x + right), dim=2).flatten(1, 2)
-        return self.end(torch.flatten(both, 1))
+        pixel = self.single(torch.nn.functional.adaptive_avg_pool2d(both, 1))
+        return self.end(torch.cat((torch.flatten(self.mean(both), 1), torch.flatten(self.drop(pixel), 1)), dim=1))
 
 
 def plays_like_eager(made: Recipe, backbones=None, atol=2e-5, **engine) -> World:

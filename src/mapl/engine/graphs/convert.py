@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from mapl.engine.graphs.layers import (
+    AveragePool,
     GroupConv,
     GroupLinear,
     GroupNorm,
@@ -72,7 +73,8 @@ def _layer(node: fx.Node, module: nn.Module, name: str, stack: Stack) -> nn.Modu
     if isinstance(module, nn.Conv2d):
         if isinstance(module.padding, str) or module.padding_mode != "zeros":
             raise CannotGroup(f"convolution {path} has padding {module.padding!r}, {module.padding_mode}")
-        return GroupConv(stack, path, module, module.bias is not None and _absorb_relu(node))
+        relu = module.bias is not None and _absorb_relu(node)
+        return GroupConv(stack, path, module, relu, _absorb_pool(node) if relu else None)
     if isinstance(module, nn.Linear):
         return GroupLinear(stack, path, module, module.bias is not None and _absorb_relu(node))
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -83,6 +85,8 @@ def _layer(node: fx.Node, module: nn.Module, name: str, stack: Stack) -> nn.Modu
         return KeyedDropout(stack.keys, dropout_number(path), module.p)
     if isinstance(module, nn.MaxPool2d) and MaxPool.fits(module):
         return MaxPool(module)
+    if isinstance(module, nn.AdaptiveAvgPool2d) and module.output_size not in (1, (1, 1)):
+        return AveragePool(module)
     if isinstance(module, nn.Flatten) and module.start_dim == 1:
         return module
     if isinstance(module, SAMPLE_WISE):
@@ -92,18 +96,37 @@ def _layer(node: fx.Node, module: nn.Module, name: str, stack: Stack) -> nn.Modu
 
 def _absorb_relu(node: fx.Node) -> bool:
     """Whether a ReLU is all that reads this node; then it is taken out, since the layer will do it."""
-    if len(node.users) != 1:
+    user = _only_user(node)
+    if user is None:
         return False
-    (user,) = node.users
-    is_relu = user.op in ("call_function", "call_method") and user.target in RELUS
-    if user.op == "call_module":
-        owner = user.graph.owning_module
-        is_relu = owner is not None and type(owner.get_submodule(str(user.target))) is nn.ReLU
-    if not is_relu:
+    if user.target not in RELUS and type(_module(user)) is not nn.ReLU:
         return False
-    user.replace_all_uses_with(node)
-    user.graph.erase_node(user)
+    _take_out(user, node)
     return True
+
+
+def _absorb_pool(node: fx.Node) -> nn.MaxPool2d | None:
+    """The pooling that is all that reads this node, taken out, since the layer will do it."""
+    user = _only_user(node)
+    module = _module(user) if user is not None else None
+    if user is None or not isinstance(module, nn.MaxPool2d) or not MaxPool.fits(module):
+        return None
+    _take_out(user, node)
+    return module
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _module(node: fx.Node) -> nn.Module | None:
+    owner = node.graph.owning_module
+    return owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
+
+
+def _take_out(node: fx.Node, source: fx.Node) -> None:
+    node.replace_all_uses_with(source)
+    node.graph.erase_node(node)
 
 
 def _check_call(node: fx.Node) -> None:

@@ -172,33 +172,31 @@ def bias_backward(
 
 
 @triton.jit
-def _place(W, C, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The part of one line of one image that a program has: columns (BLOCK_W, 1), channels (1, BLOCK_C), and a mask."""
-    across = tl.cdiv(C, BLOCK_C)
-    w = tl.program_id(0) // across * BLOCK_W + tl.arange(0, BLOCK_W)
-    c = tl.program_id(0) % across * BLOCK_C + tl.arange(0, BLOCK_C)
-    return w[:, None], c[None, :], (w < W)[:, None] & (c < C)[None, :]
+def _places(total, C, H, W, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """A program's places in all images: (image, row, column), channels, where they are in memory, and a mask."""
+    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    ok = (p < total)[:, None] & (c < C)[None, :]
+    w, h, n = p % W, p // W % H, p // W // H
+    return n[:, None].to(tl.int64), h[:, None], w[:, None], c[None, :], p[:, None].to(tl.int64) * C + c[None, :], ok
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P"])
+@triton.jit(do_not_specialize=["SHIFT", "P", "total"])
 def pool_forward(
-    x, y, which, C, H, W, HO, WO, SHIFT, P, K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr
+    x, y, which, total, C, H, W, HO, WO, SHIFT, P, K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     """Maximum over windows of K × K, 2^SHIFT apart, and which of its places it stood at (the first of equals)."""
-    wo, c, ok = _place(WO, C, BLOCK_W, BLOCK_C)
-    ho = tl.program_id(1)
-    n = tl.program_id(2).to(tl.int64)
-    x += n * H * W * C
-    best = tl.full([BLOCK_W, BLOCK_C], float("-inf"), tl.float32)
-    place = tl.zeros([BLOCK_W, BLOCK_C], tl.int32)
+    n, ho, wo, c, at, ok = _places(total, C, HO, WO, BLOCK_P, BLOCK_C)
+    x += n * H * W * C + c
+    best = tl.full([BLOCK_P, BLOCK_C], float("-inf"), tl.float32)
+    place = tl.zeros([BLOCK_P, BLOCK_C], tl.int32)
     for tap in range(K * K):
         h = (ho << SHIFT) - P + tap // K
         w = (wo << SHIFT) - P + tap % K
         inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        value = tl.load(x + (h * W + w) * C + c, inside, float("-inf")).to(tl.float32)
+        value = tl.load(x + (h * W + w) * C, inside, float("-inf")).to(tl.float32)
         place = tl.where(value > best, tap, place)
         best = tl.maximum(best, value)
-    at = ((n * HO + ho) * WO + wo) * C + c
     tl.store(y + at, best.to(y.dtype.element_ty), ok)
     tl.store(which + at, place.to(tl.uint8), ok)
 
@@ -210,63 +208,57 @@ def _reader(up, left, HO, WO, SHIFT):
     return (up >> SHIFT) * WO + (left >> SHIFT), stands & (up >> SHIFT < HO) & (left >> SHIFT < WO)
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P"])
+@triton.jit(do_not_specialize=["SHIFT", "P", "total"])
 def pool_backward(
-    dy, which, dx, C, H, W, HO, WO, SHIFT, P, K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr
+    dy, which, dx, total, C, H, W, HO, WO, SHIFT, P, K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     """Each place gathers from the windows in which it was the largest: no two programs write to one place."""
-    w, c, ok = _place(W, C, BLOCK_W, BLOCK_C)
-    h = tl.program_id(1)
-    n = tl.program_id(2).to(tl.int64)
-    dy += n * HO * WO * C
-    which += n * HO * WO * C
-    gathered = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    n, h, w, c, at, ok = _places(total, C, H, W, BLOCK_P, BLOCK_C)
+    dy += n * HO * WO * C + c
+    which += n * HO * WO * C + c
+    gathered = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for tap in range(K * K):
         window, there = _reader(h + P - tap // K, w + P - tap % K, HO, WO, SHIFT)
         there = there & ok
-        mine = there & (tl.load(which + window * C + c, there, 255).to(tl.int32) == tap)
-        gathered += tl.load(dy + window * C + c, mine, 0).to(tl.float32)
-    tl.store(dx + ((n * H + h) * W + w) * C + c, gathered.to(dx.dtype.element_ty), ok)
+        mine = tl.load(which + window * C, there, 255).to(tl.int32) == tap
+        gathered += tl.where(mine, tl.load(dy + window * C, there, 0).to(tl.float32), 0.0)
+    tl.store(dx + at, gathered.to(dx.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P"])
+@triton.jit(do_not_specialize=["SHIFT", "P", "total"])
 def depthwise_forward(
-    x, weight, y, images, row, C, H, W, HO, WO, SHIFT, P,
-    K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, weight, y, images, row, total, C, H, W, HO, WO, SHIFT, P,
+    K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One K × K filter a channel. `images` is how many a client has."""
-    wo, c, ok = _place(WO, C, BLOCK_W, BLOCK_C)
-    ho = tl.program_id(1)
-    n = tl.program_id(2).to(tl.int64)
+    n, ho, wo, c, at, ok = _places(total, C, HO, WO, BLOCK_P, BLOCK_C)
     filters = weight + n // images * row + c * K * K
-    x += n * H * W * C
-    value = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    x += n * H * W * C + c
+    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for tap in range(K * K):
         h = (ho << SHIFT) - P + tap // K
         w = (wo << SHIFT) - P + tap % K
         inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        pixel = tl.load(x + (h * W + w) * C + c, inside, 0).to(tl.float32)
-        value += pixel * tl.load(filters + tap, c < C, 0).to(tl.float32)
-    tl.store(y + ((n * HO + ho) * WO + wo) * C + c, value.to(y.dtype.element_ty), ok)
+        pixel = tl.load(x + (h * W + w) * C, inside, 0).to(tl.float32)
+        value += pixel * tl.load(filters + tap, ok, 0).to(tl.float32)
+    tl.store(y + at, value.to(y.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P"])
+@triton.jit(do_not_specialize=["SHIFT", "P", "total"])
 def depthwise_backward(
-    dy, weight, dx, images, row, C, H, W, HO, WO, SHIFT, P,
-    K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+    dy, weight, dx, images, row, total, C, H, W, HO, WO, SHIFT, P,
+    K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """What each input gets back from the outputs that read it."""
-    w, c, ok = _place(W, C, BLOCK_W, BLOCK_C)
-    h = tl.program_id(1)
-    n = tl.program_id(2).to(tl.int64)
+    n, h, w, c, at, ok = _places(total, C, H, W, BLOCK_P, BLOCK_C)
     filters = weight + n // images * row + c * K * K
-    dy += n * HO * WO * C
-    value = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    dy += n * HO * WO * C + c
+    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for tap in range(K * K):
         output, there = _reader(h + P - tap // K, w + P - tap % K, HO, WO, SHIFT)
-        d = tl.load(dy + output * C + c, there & ok, 0).to(tl.float32)
-        value += d * tl.load(filters + tap, c < C, 0).to(tl.float32)
-    tl.store(dx + ((n * H + h) * W + w) * C + c, value.to(dx.dtype.element_ty), ok)
+        d = tl.load(dy + output * C, there & ok, 0).to(tl.float32)
+        value += d * tl.load(filters + tap, ok, 0).to(tl.float32)
+    tl.store(dx + at, value.to(dx.dtype.element_ty), ok)
 
 
 @triton.jit(do_not_specialize=["SHIFT", "P"])
