@@ -165,7 +165,7 @@ class GraphEngine(Engine):
 
     def _make_slots(self, family: _Family, lanes: int, group: bool) -> None:
         turns = -(-len(family.clients) // self._together(family, group))
-        wanted = min(turns, lanes if family.size > 1 else max(lanes, 5))
+        wanted = min(turns, lanes if turns < len(family.clients) else max(lanes, 5))
         fits = Views.fits(self.augmentation)
         family.views = [Views(self.augmentation, self.device) if fits else None for _ in range(wanted)]
         while len(family.slots) < wanted:
@@ -199,9 +199,7 @@ class GraphEngine(Engine):
             for slot, chunk in wave:
                 with slot.lane():
                     self._enter(slot, chunk, round)
-            self._replay(wave, round)
-            for slot, chunk in wave:
-                with slot.lane():
+                    self._replay(slot, chunk, round)
                     self._leave(slot, chunk, found)
         self._draw_ahead(clients, round + 1)
         losses = {c.id: self.eager.train(c, round) for f in self.families if not f.slots for c in f.clients}
@@ -218,8 +216,10 @@ class GraphEngine(Engine):
 
     def _waves(self, present: set[int]) -> list[list[tuple[Slot, list[Client]]]]:
         """All families' turns side by side."""
-        turns = [family.turns(present) for family in self.families if family.slots]
+        turns = [turn for family in self.families if family.slots and (turn := family.turns(present))]
         longest = max(map(len, turns), default=0)
+        # Groups first: theirs are the long rows of small kernels, and what fills the GPU alone runs beside them.
+        turns.sort(key=lambda turn: -turn[0][0][0].size)
         return [[job for turn in turns if i < len(turn) for job in turn[i]] for i in range(longest)]
 
     def _enter(self, slot: Slot, chunk: list[Client], round: int) -> None:
@@ -252,19 +252,15 @@ class GraphEngine(Engine):
                 return family.views[family.slots.index(slot)]
         return None
 
-    def _replay(self, wave: list[tuple[Slot, list[Client]]], round: int) -> None:
-        """All steps of all slots, a step of each in turn, so that every stream has work."""
-        steps = {id(slot): max(self._steps(c) for c in chunk) for slot, chunk in wave}
-        for t in range(max(steps.values(), default=0)):
-            for slot, chunk in wave:
-                if t >= steps[id(slot)]:
-                    continue
-                with slot.lane():
-                    for member, client in zip(slot.members, chunk, strict=False):
-                        epoch, rest = divmod(t, self._steps(client) // self.settings.epochs)
-                        if rest == 0 and epoch < self.settings.epochs:
-                            self.method.start_epoch(member, round, epoch)
-                    slot.replay()
+    def _replay(self, slot: Slot, chunk: list[Client], round: int) -> None:
+        """All steps of a slot; the GPU works on them while the next slot is fed."""
+        steps = [self._steps(client) for client in chunk]
+        for t in range(max(steps)):
+            for member, taken in zip(slot.members, steps, strict=False):
+                epoch, rest = divmod(t, taken // self.settings.epochs)
+                if rest == 0 and epoch < self.settings.epochs:
+                    self.method.start_epoch(member, round, epoch)
+            slot.replay()
 
     def _leave(self, slot: Slot, chunk: list[Client], found: dict[int, tuple[list[str], Tensor, int, int]]) -> None:
         if slot.group:  # the layers of a group do not count batches by themselves

@@ -225,40 +225,56 @@ def pool_backward(
     tl.store(dx + at, gathered.to(dx.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P", "total"])
+@triton.jit
+def _line(W, C, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr):
+    """A program's part of one line of one image: columns (BLOCK_W, 1), channels (1, BLOCK_C), and a mask.
+
+    The image is the program's, so that its client's filters are read once for all of its places.
+    """
+    across = tl.cdiv(C, BLOCK_C)
+    w = tl.program_id(0) // across * BLOCK_W + tl.arange(0, BLOCK_W)
+    c = tl.program_id(0) % across * BLOCK_C + tl.arange(0, BLOCK_C)
+    return w[:, None], c[None, :], (w < W)[:, None] & (c < C)[None, :]
+
+
+@triton.jit(do_not_specialize=["SHIFT", "P"])
 def depthwise_forward(
-    x, weight, y, images, row, total, C, H, W, HO, WO, SHIFT, P,
-    K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, weight, y, images, row, C, H, W, HO, WO, SHIFT, P,
+    K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One K × K filter a channel. `images` is how many a client has."""
-    n, ho, wo, c, at, ok = _places(total, C, HO, WO, BLOCK_P, BLOCK_C)
+    wo, c, ok = _line(WO, C, BLOCK_W, BLOCK_C)
+    ho = tl.program_id(1) + tl.zeros([BLOCK_W, 1], tl.int32)
+    n = tl.program_id(2).to(tl.int64)
     filters = weight + n // images * row + c * K * K
-    x += n * H * W * C + c
-    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    x += n * H * W * C
+    value = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
     for tap in range(K * K):
         h = (ho << SHIFT) - P + tap // K
         w = (wo << SHIFT) - P + tap % K
         inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        pixel = tl.load(x + (h * W + w) * C, inside, 0).to(tl.float32)
-        value += pixel * tl.load(filters + tap, ok, 0).to(tl.float32)
-    tl.store(y + at, value.to(y.dtype.element_ty), ok)
+        pixel = tl.load(x + (h * W + w) * C + c, inside, 0).to(tl.float32)
+        value += pixel * tl.load(filters + tap, c < C, 0).to(tl.float32)
+    tl.store(y + ((n * HO + ho) * WO + wo) * C + c, value.to(y.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P", "total"])
+@triton.jit(do_not_specialize=["SHIFT", "P"])
 def depthwise_backward(
-    dy, weight, dx, images, row, total, C, H, W, HO, WO, SHIFT, P,
-    K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    dy, weight, dx, images, row, C, H, W, HO, WO, SHIFT, P,
+    K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """What each input gets back from the outputs that read it."""
-    n, h, w, c, at, ok = _places(total, C, H, W, BLOCK_P, BLOCK_C)
+    w, c, ok = _line(W, C, BLOCK_W, BLOCK_C)
+    h = tl.program_id(1) + tl.zeros([BLOCK_W, 1], tl.int32)
+    n = tl.program_id(2).to(tl.int64)
     filters = weight + n // images * row + c * K * K
-    dy += n * HO * WO * C + c
-    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    dy += n * HO * WO * C
+    value = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
     for tap in range(K * K):
         output, there = _reader(h + P - tap // K, w + P - tap % K, HO, WO, SHIFT)
-        d = tl.load(dy + output * C, there & ok, 0).to(tl.float32)
-        value += d * tl.load(filters + tap, ok, 0).to(tl.float32)
-    tl.store(dx + at, value.to(dx.dtype.element_ty), ok)
+        d = tl.load(dy + output * C + c, there & ok, 0).to(tl.float32)
+        value += d * tl.load(filters + tap, c < C, 0).to(tl.float32)
+    tl.store(dx + ((n * H + h) * W + w) * C + c, value.to(dx.dtype.element_ty), ok)
 
 
 @triton.jit(do_not_specialize=["SHIFT", "P"])
@@ -284,6 +300,24 @@ def depthwise_weights(
         pixel = tl.load(x + ((n * H + h) * W + w)[:, None] * C + c[None, :], mask, 0).to(tl.float32)
         total += pixel * tl.load(dy + r[:, None] * C + c[None, :], mask, 0).to(tl.float32)
     tl.store(dweight + g * drow + c * K * K + tap, tl.sum(total, 0).to(dweight.dtype.element_ty), ok)
+
+
+@triton.jit(do_not_specialize=["total", "S", "P"])
+def columns(
+    x, y, total, C, H, W, HO, WO, S, P, K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """The K × K × C values that a filter sees at each place, a row a place, filled up with zeros to WIDTH."""
+    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    k = tl.arange(0, BLOCK_K)
+    c, tap = k % C, k // C
+    n = (p // WO // HO).to(tl.int64)
+    h = (p // WO % HO * S - P)[:, None] + (tap // K)[None, :]
+    w = (p % WO * S - P)[:, None] + (tap % K)[None, :]
+    ok = (p < total)[:, None]
+    inside = ok & (tap < K * K)[None, :] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    value = tl.load(x + ((n[:, None] * H + h) * W + w) * C + c[None, :], inside, 0)
+    tl.store(y + p[:, None].to(tl.int64) * WIDTH + k[None, :], value, ok & (k < WIDTH)[None, :])
 
 
 @triton.jit

@@ -296,14 +296,64 @@ def _convolve(x: Tensor, weight: Tensor, sizes: Sizes) -> Tensor:
     return F.conv2d(x, weight, None, sizes.stride, sizes.padding, sizes.dilation, sizes.groups)
 
 
-TILE = {"BLOCK_P": 16, "BLOCK_C": 64}
-"""Places and channels of a program, for kernels that go over all places of all images."""
-
-
-def _tiles(shape: Any) -> tuple[tuple[int, int], int]:
-    """The grid of such a kernel over images (N, C, H, W), and how many places there are."""
+def _tiles(shape: Any) -> tuple[tuple[int, int], int, dict[str, int]]:
+    """For kernels over all places of images (N, C, H, W): the grid, how many places, and a program's share of them."""
     n, c, h, w = shape
-    return (triton.cdiv(n * h * w, TILE["BLOCK_P"]), triton.cdiv(c, TILE["BLOCK_C"])), n * h * w
+    block = min(64, triton.next_power_of_2(c))
+    share = {"BLOCK_P": 1024 // block, "BLOCK_C": block}
+    return (triton.cdiv(n * h * w, share["BLOCK_P"]), triton.cdiv(c, block)), n * h * w, share
+
+
+def _lines(shape: Any) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """For kernels over the lines of images (N, C, H, W): the grid, and a program's share of a line."""
+    n, c, h, w = shape
+    block = min(64, triton.next_power_of_2(c))
+    share = {"BLOCK_W": min(triton.next_power_of_2(w), 1024 // block), "BLOCK_C": block}
+    return (triton.cdiv(w, share["BLOCK_W"]) * triton.cdiv(c, block), h, n), share
+
+
+class _Stem(torch.autograd.Function):
+    """A convolution of few channels, as a matrix product with what its filter sees at each place (no way back to x).
+
+    Libraries want channels by the eight: with three they are several times as slow as this.
+    """
+
+    BLOCK_P = 32
+
+    @staticmethod
+    def fits(sizes: Sizes, channels: int) -> bool:
+        square = all(len(set(size)) == 1 for size in (sizes.kernel, sizes.stride, sizes.padding))
+        return square and channels <= 4 and sizes.groups == 1 and sizes.dilation == (1, 1)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
+        x = rows(x)
+        k, s, p = sizes.kernel[0], sizes.stride[0], sizes.padding[0]
+        n, c, h, w = x.shape
+        ho, wo = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
+        width = triton.cdiv(k * k * c, 16) * 16
+        seen = x.new_empty((len(weight), n // len(weight) * ho * wo, width))
+        places = n * ho * wo
+        grid = (triton.cdiv(places, _Stem.BLOCK_P),)
+        share = {"WIDTH": width, "BLOCK_K": triton.next_power_of_2(width), "BLOCK_P": _Stem.BLOCK_P}
+        kernels.launch(kernels.columns, grid, x, seen, places, c, h, w, ho, wo, s, p, K=k, **share)
+        ctx.save_for_backward(seen)
+        ctx.gradient = gradient
+        y = torch.bmm(seen, F.pad(_as_matrices(weight), (0, width - k * k * c)).mT)
+        return y.view(n, ho, wo, -1).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None, None, None]:
+        (seen,) = ctx.saved_tensors
+        gradient = _as_matrices(ctx.gradient)
+        d = rows(dy).permute(0, 2, 3, 1).reshape(len(seen), -1, dy.shape[1])
+        gradient.copy_(torch.bmm(d.mT, seen)[..., : gradient.shape[2]])
+        return None, None, None, None, None
+
+
+def _as_matrices(filters: Tensor) -> Tensor:
+    """Filters (G, O, I, K, K), channels last in memory, as matrices (G, O, K · K · I): a view."""
+    return filters.movedim(2, 4).flatten(2)
 
 
 class _Depthwise(torch.autograd.Function):
@@ -317,9 +367,9 @@ class _Depthwise(torch.autograd.Function):
         ho, wo = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
         y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         geometry = c, h, w, ho, wo, shift(s), p
-        grid, places = _tiles(y.shape)
+        grid, share = _lines(y.shape)
         member = n // len(weight), weight.stride(0)
-        kernels.launch(kernels.depthwise_forward, grid, x, weight, y, *member, places, *geometry, K=k, **TILE)
+        kernels.launch(kernels.depthwise_forward, grid, x, weight, y, *member, *geometry, K=k, **share)
         ctx.save_for_backward(x, weight)
         ctx.gradient, ctx.kernel, ctx.geometry = gradient, k, geometry
         return y
@@ -329,9 +379,9 @@ class _Depthwise(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         k, geometry, gradient, dy = ctx.kernel, ctx.geometry, ctx.gradient, rows(dy)
         clients, images, dx = len(weight), len(x) // len(weight), torch.empty_like(x)
-        grid, places = _tiles(x.shape)
+        grid, share = _lines(x.shape)
         member = images, weight.stride(0)
-        kernels.launch(kernels.depthwise_backward, grid, dy, weight, dx, *member, places, *geometry, K=k, **TILE)
+        kernels.launch(kernels.depthwise_backward, grid, dy, weight, dx, *member, *geometry, K=k, **share)
         taps = k * k, triton.cdiv(x.shape[1], 32), clients
         lines = images * dy.shape[2] * dy.shape[3], gradient.stride(0)
         sizes = {"K": k, "BLOCK_R": 256, "BLOCK_C": 32, "num_warps": 8}
@@ -371,7 +421,8 @@ class GroupConv(nn.Module):
             middle = (..., self.sizes.padding[0], self.sizes.padding[1])
             y = self._pointwise(x, weight[middle], gradient[middle])
         else:
-            function = _Depthwise if self.depthwise else _Convolutions
+            stem = not x.requires_grad and _Stem.fits(self.sizes, x.shape[1])
+            function = _Depthwise if self.depthwise else _Stem if stem else _Convolutions
             y = function.apply(x, self.stack.token, weight, gradient, self.sizes)  # type: ignore[no-untyped-call]
         if self.pool is not None:
             y = self.pool(y)
@@ -415,8 +466,8 @@ class _Pool(torch.autograd.Function):
         y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         which = torch.empty_like(y, dtype=torch.uint8)
         geometry = c, h, w, ho, wo, shift(s), p
-        grid, places = _tiles(y.shape)
-        kernels.launch(kernels.pool_forward, grid, x, y, which, places, *geometry, K=k, **TILE)
+        grid, places, share = _tiles(y.shape)
+        kernels.launch(kernels.pool_forward, grid, x, y, which, places, *geometry, K=k, **share)
         ctx.save_for_backward(which)
         ctx.use = k, geometry, x.shape
         return y
@@ -426,8 +477,8 @@ class _Pool(torch.autograd.Function):
         (which,) = ctx.saved_tensors
         k, geometry, shape = ctx.use
         dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-        grid, places = _tiles(shape)
-        kernels.launch(kernels.pool_backward, grid, rows(dy), which, dx, places, *geometry, K=k, **TILE)
+        grid, places, share = _tiles(shape)
+        kernels.launch(kernels.pool_backward, grid, rows(dy), which, dx, places, *geometry, K=k, **share)
         return dx, None, None, None, None
 
 
