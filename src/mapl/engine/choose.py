@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +19,9 @@ from mapl.methods._base import Method
 
 def find_device(settings: EngineSettings) -> torch.device:
     """The device that the settings name, or the best there is."""
+    # Each stream gets a queue of its own; with the usual eight, groups of clients would wait for each other. Read once,
+    # when CUDA starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise MaplError("engine.device: got 'cuda', but torch sees no GPU here; use 'cpu' or 'auto'")
     cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())

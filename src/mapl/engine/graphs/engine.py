@@ -18,7 +18,7 @@ from mapl.engine.eager import EagerEngine
 from mapl.engine.graphs.convert import CannotGroup, grouped
 from mapl.engine.graphs.layers import Keys, Stack
 from mapl.engine.graphs.layout import Layout
-from mapl.engine.graphs.slot import Kind, Slot, sent
+from mapl.engine.graphs.slot import Kind, Slot
 from mapl.engine.views import Views
 from mapl.keys import key
 from mapl.model import ClientModel
@@ -263,9 +263,7 @@ class GraphEngine(Engine):
             slot.replay()
 
     def _leave(self, slot: Slot, chunk: list[Client], found: dict[int, tuple[list[str], Tensor, int, int]]) -> None:
-        if slot.group:  # the layers of a group do not count batches by themselves
-            taken = sent(torch.tensor([self._steps(c) for c in chunk]), self.device)
-            slot.counters[: len(chunk)] += taken.unsqueeze(1)
+        slot.count([self._steps(c) for c in chunk])
         slot.store(chunk, [self.rows[c.id] for c in chunk], [self.counters[c.id] for c in chunk])
         totals = slot.totals.clone()
         for g, client in enumerate(chunk):
@@ -432,7 +430,7 @@ def _read(found: dict[int, tuple[list[str], Tensor, int, int]]) -> dict[int, dic
 def _groupable(model: ClientModel) -> bool:
     """Whether its networks can be rewritten for a group."""
     nothing = torch.empty(0)
-    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, nothing)
+    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, set(), nothing)
     try:
         for part in ("backbone", "projector"):
             grouped(getattr(model, part), part, stack)

@@ -311,12 +311,12 @@ def columns(
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     k = tl.arange(0, BLOCK_K)
     c, tap = k % C, k // C
-    n = (p // WO // HO).to(tl.int64)
-    h = (p // WO % HO * S - P)[:, None] + (tap // K)[None, :]
-    w = (p % WO * S - P)[:, None] + (tap % K)[None, :]
+    top, left = p // WO % HO * S - P, p % WO * S - P
+    corner = (((p // WO // HO).to(tl.int64) * H + top) * W + left) * C  # of what is seen, maybe outside of the image
+    h, w = top[:, None] + (tap // K)[None, :], left[:, None] + (tap % K)[None, :]
     ok = (p < total)[:, None]
     inside = ok & (tap < K * K)[None, :] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    value = tl.load(x + ((n[:, None] * H + h) * W + w) * C + c[None, :], inside, 0)
+    value = tl.load(x + corner[:, None] + ((tap // K * W + tap % K) * C + c)[None, :], inside, 0)
     tl.store(y + p[:, None].to(tl.int64) * WIDTH + k[None, :], value, ok & (k < WIDTH)[None, :])
 
 

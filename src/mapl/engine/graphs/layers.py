@@ -46,6 +46,8 @@ class Stack:
     """(G,) uint8: who takes part in this step."""
     step: Tensor
     """(G,) int64: steps that each member has taken with its optimiser."""
+    counted: set[str]
+    """The counters of batches that a step moves on; they are added to once a round."""
     token: Tensor
     """An empty tensor that requires a gradient: it tells autograd that a layer has weights to go back for."""
 
@@ -136,6 +138,8 @@ class GroupNorm(nn.Module):
         self.momentum, self.eps = module.momentum, module.eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.stack.counted.add(f"{self.name}.num_batches_tracked")
         y: Tensor = _Norm.apply(x, self.stack.token, self)  # type: ignore[no-untyped-call]
         return y
 
@@ -335,7 +339,7 @@ class _Stem(torch.autograd.Function):
         seen = x.new_empty((len(weight), n // len(weight) * ho * wo, width))
         places = n * ho * wo
         grid = (triton.cdiv(places, _Stem.BLOCK_P),)
-        share = {"WIDTH": width, "BLOCK_K": triton.next_power_of_2(width), "BLOCK_P": _Stem.BLOCK_P}
+        share = {"WIDTH": width, "BLOCK_K": triton.next_power_of_2(width), "BLOCK_P": _Stem.BLOCK_P, "num_warps": 8}
         kernels.launch(kernels.columns, grid, x, seen, places, c, h, w, ho, wo, s, p, K=k, **share)
         ctx.save_for_backward(seen)
         ctx.gradient = gradient

@@ -109,7 +109,7 @@ class Slot:
         buffers = {n: e.view(self.flat) for n, e in layout.entries.items() if e.start >= layout.parameters}
         zeros = torch.zeros(self.size, device=self.device, dtype=torch.int64)
         token = torch.zeros((), device=self.device, requires_grad=True)
-        return Stack(self.size, self.keys, weights, gradients, buffers, zeros.byte(), zeros, token)
+        return Stack(self.size, self.keys, weights, gradients, buffers, zeros.byte(), zeros, set(), token)
 
     def _member(self, client: Client, g: int, precision: torch.dtype | None) -> Client:
         """A client whose model and state are row g of this slot: what a method is given."""
@@ -154,6 +154,12 @@ class Slot:
             counters[g].copy_(self.counters[g], non_blocking=True)
             for name, stacked in self.state.items():
                 client.state[name].copy_(stacked[g], non_blocking=True)
+
+    def count(self, steps: Sequence[int]) -> None:
+        """Batches that the members' normalisations have seen; the layers of a group do not count by themselves."""
+        if self.group:
+            moved = [[n if name in self.stack.counted else 0 for name in self.layout.counters] for n in steps]
+            self.counters[: len(steps)] += sent(torch.tensor(moved, dtype=torch.int64), self.device)
 
     def load_moments(self, g: int, moments: Tensor, step: int) -> None:
         """The optimiser of a member that lives on from round to round."""
