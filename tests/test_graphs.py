@@ -19,10 +19,10 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 DIGITS = Digits().load(DataSettings(name="digits"))
 SMALL = {
-    "clients": 3,
+    "clients": 2,
     "rounds": 1,
-    "partition": {"shots": 2, "test_shots": 2},
-    "train": {"batch": 4, "learning_rate": 1e-3},
+    "partition": {"shots": 1, "test_shots": 1},
+    "train": {"batch": 2, "learning_rate": 1e-3},
 }
 
 
