@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +31,9 @@ from mapl.files import write_aside
 FOLDER = "checkpoints"
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})\.safetensors")
 _ASIDE = re.compile(rf"\.{_NAME.pattern}\.\d+")
+
+BATCH = 256 * 2**20
+"""Bytes of a GPU that are put together before they are copied to the host."""
 
 _DTYPES = {
     torch.int64: "I64",
@@ -115,8 +118,8 @@ class Writer:
             counts = [tensors[name].numel() for name in names]
             begin, end = end, end + sum(counts) * dtype.itemsize
             places = torch.split(self._memory[begin:end].view(dtype), counts)
-            for name, place in zip(names, places, strict=True):
-                place.view(tensors[name].shape).copy_(tensors[name], non_blocking=True)
+            for first, last in _batches([tensors[name] for name in names]):
+                _copy([tensors[name] for name in names[first:last]], places[first:last])
         if on_gpu:
             torch.cuda.synchronize()
         return self._memory.numpy().data[:size]
@@ -132,6 +135,25 @@ class Writer:
             if _ASIDE.fullmatch(left.name):
                 left.unlink(missing_ok=True)
         return path
+
+
+def _batches(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
+    """Which tensors are copied together: on the host each by itself, of a GPU many, since each copy costs a call."""
+    first, size = 0, 0
+    for i, tensor in enumerate(tensors):
+        size += tensor.nbytes
+        if not tensor.is_cuda or size > BATCH or i + 1 == len(tensors) or not tensors[i + 1].is_cuda:
+            yield first, i + 1
+            first, size = i + 1, 0
+
+
+def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+    """Copy tensors to places (n,) that stand one after another."""
+    if len(tensors) == 1:
+        places[0].view(tensors[0].shape).copy_(tensors[0], non_blocking=True)
+        return
+    whole = places[0].as_strided((sum(map(len, places)),), (1,))
+    whole.copy_(torch.cat([tensor.reshape(-1) for tensor in tensors]), non_blocking=True)
 
 
 def save(run: Path, rounds: int, tensors: Mapping[str, Tensor], keep: int) -> Path:

@@ -197,7 +197,7 @@ class _Unpacked(torch.autograd.Function):
         raise NotImplementedError
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, network: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:  # type: ignore[override]
+    def vmap(info: Any, in_dims: Any, x: Tensor, network: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
         x = x.movedim(in_dims[0], 0)
         y = network(x.flatten(0, 1))
-        return y.unflatten(0, (info.batch_size, -1)), 0
+        return y.view(info.batch_size, -1, *y.shape[1:]), 0

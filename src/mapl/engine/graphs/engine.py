@@ -24,7 +24,9 @@ from mapl.keys import key
 from mapl.model import ClientModel
 
 LANES = 8
-"""How many slots of one size work at a time: more gain nothing once the GPU is full, and cost memory."""
+"""How many groups work at a time, shared among the kinds: more gain nothing once the GPU is full, and cost memory."""
+ALONE_LANES = 5
+"""How many clients of a kind that is not grouped work at a time."""
 ALONE = 20e9
 """Operations of a forward pass from which a client keeps the GPU busy by itself, and is not grouped with others."""
 TEST_BATCH = 500
@@ -71,6 +73,7 @@ class GraphEngine(Engine):
             batch = min(self.settings.batch, client.samples)
             kinds.setdefault(Kind(client.backbone, client.architecture, batch), []).append(client)
         self.families = [self._family(kind, members) for kind, members in kinds.items()]
+        self.lanes = max(1, LANES // len(self.families))
         home = self._home(sum(f.layout.size * len(f.clients) for f in self.families))
         for family in self.families:
             for client in family.clients:
@@ -110,14 +113,13 @@ class GraphEngine(Engine):
         self._ready = True
         self.train_pool = _Pool(self.device, {c.id: (c.train.pixels, c.train.labels) for c in clients})
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
-        lanes = max(1, LANES // len(self.families))
         # Building kernels takes most of the time, and threads share that; recording a graph is one thread's work.
         with ThreadPoolExecutor(len(self.families) + 1 if self.device.type == "cuda" else 1) as threads:
             views = threads.submit(self._rehearse_views)
             list(threads.map(self._rehearse, self.families))
             views.result()
         for family in self.families:
-            self._build(family, lanes)
+            self._build(family)
 
     def _rehearse(self, family: _Family) -> None:
         """A first step of a family's first slot. One that cannot take it is found out about in `_build`."""
@@ -138,13 +140,13 @@ class GraphEngine(Engine):
                 index = torch.zeros(1, dtype=torch.int64, device=self.device)
                 Views(self.augmentation, self.device).make(self.train_pool.pixels, index, nothing, out)
 
-    def _build(self, family: _Family, lanes: int) -> None:
+    def _build(self, family: _Family) -> None:
         """Slots of the widest kind that works: a group, one client as its author wrote it, or none (eager)."""
         for group in [True, False] if family.group else [False]:
             if family.group and not group:
                 self._relayout(family)
             try:
-                self._make_slots(family, lanes, group)
+                self._make_slots(family, group)
                 return
             except torch.cuda.OutOfMemoryError:
                 raise
@@ -163,9 +165,9 @@ class GraphEngine(Engine):
         for client in family.clients:
             self._bind(client, family.layout, self.rows[client.id].device)
 
-    def _make_slots(self, family: _Family, lanes: int, group: bool) -> None:
+    def _make_slots(self, family: _Family, group: bool) -> None:
         turns = -(-len(family.clients) // self._together(family, group))
-        wanted = min(turns, lanes if turns < len(family.clients) else max(lanes, 5))
+        wanted = min(turns, self.lanes if turns < len(family.clients) else max(self.lanes, ALONE_LANES))
         fits = Views.fits(self.augmentation)
         family.views = [Views(self.augmentation, self.device) if fits else None for _ in range(wanted)]
         while len(family.slots) < wanted:
@@ -357,7 +359,7 @@ class GraphEngine(Engine):
         state: dict[str, Tensor] = {}
         for index, (name, _) in enumerate(client.model.named_parameters()):
             entry, path = layout.entries[name], f"{client.id}.{index}"
-            if self.settings.optimizer == "adam":
+            if self._adam:
                 state[f"{path}.step"] = torch.tensor(float(step))
                 state[f"{path}.exp_avg"] = entry.view(moments[0])
                 state[f"{path}.exp_avg_sq"] = entry.view(moments[1])
@@ -376,19 +378,20 @@ class GraphEngine(Engine):
                 self._load_optimizer(client, family.layout, state)
 
     def _load_optimizer(self, client: Client, layout: Layout, state: dict[str, Tensor]) -> None:
+        """What torch's optimisers have nothing about never had a gradient: its moments are zero."""
         moments, step = torch.zeros(2, layout.parameters, device=self.device), 0
         for index, (name, _) in enumerate(client.model.named_parameters()):
             entry, path = layout.entries[name], f"{client.id}.{index}"
-            if f"{path}.exp_avg" in state:
-                entry.view(moments[0]).copy_(state[f"{path}.exp_avg"])
-                entry.view(moments[1]).copy_(state[f"{path}.exp_avg_sq"])
-                step = int(state[f"{path}.step"])
-            elif f"{path}.momentum_buffer" in state:
-                entry.view(moments[0]).copy_(state[f"{path}.momentum_buffer"])
-                step = 1
-            else:
-                return
-        self.moments[client.id] = (moments, step)
+            for row, moment in enumerate(("exp_avg", "exp_avg_sq") if self._adam else ("momentum_buffer",)):
+                if f"{path}.{moment}" in state:
+                    entry.view(moments[row]).copy_(state[f"{path}.{moment}"])
+                    step = max(1, int(state.get(f"{path}.step", 0)))
+        if step:
+            self.moments[client.id] = (moments, step)
+
+    @property
+    def _adam(self) -> bool:
+        return self.settings.optimizer == "adam"
 
 
 class _Pool:
@@ -447,4 +450,4 @@ def _operations(client: Client) -> float:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         client.model.embed(image)
     client.model.train(training)
-    return counter.get_total_flops() / 2
+    return float(counter.get_total_flops()) / 2

@@ -223,7 +223,8 @@ _side_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 def _side(device: torch.device, number: int) -> torch.cuda.Stream:
     at = (torch.cuda.current_stream(device).cuda_stream, number)
     if at not in _side_streams:
-        _side_streams[at] = torch.cuda.Stream(device, torch.cuda.current_stream(device).priority)
+        priority = torch.cuda.current_stream(device).priority
+        _side_streams[at] = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
     return _side_streams[at]
 
 

@@ -33,8 +33,8 @@ class Entry:
         part = flat[..., start : start + self.size]
         if len(self.shape) == 4:
             o, i, h, w = self.shape
-            return part.unflatten(-1, (o, h, w, i)).movedim(-1, -3)
-        return part.unflatten(-1, self.shape) if self.shape else part.squeeze(-1)
+            return part.view(*part.shape[:-1], o, h, w, i).movedim(-1, -3)
+        return part.view(*part.shape[:-1], *self.shape)
 
 
 class Layout:

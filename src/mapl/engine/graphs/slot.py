@@ -61,7 +61,7 @@ class Slot:
         self.dtype = precision or torch.float32
         # Many small kernels in a row would each wait behind the few large ones of a client that fills the GPU alone.
         priority = -1 if size > 1 else 0
-        self.stream = torch.cuda.Stream(device, priority) if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device, priority) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._make_tensors(client, steps)
         self.members = [self._member(client, g, precision) for g in range(size)]
         self._networks: dict[str, nn.Module] = {}
@@ -252,6 +252,7 @@ class Slot:
     def _rehearse(self) -> None:
         """Twice: the first lets libraries set themselves up, the second must not wait for the GPU even once."""
         if self.stream is None:
+            self.cursor.zero_()
             self.step()
             return
         mode = torch.cuda.get_sync_debug_mode()
@@ -309,9 +310,10 @@ class Slot:
         """Embeddings (n_clients, n, d_z) of images of a pool, given by their places there; captured at the first."""
 
         def forward() -> None:
+            assert self.test_places is not None
             images = augmentation.normalise(pool[self.test_places.flatten()]).to(self.images.dtype)
             images = images.contiguous(memory_format=torch.channels_last)
-            self.test_found = self.embed(images.unflatten(0, (self.size, -1)))
+            self.test_found = self.embed(images.view(self.size, -1, *images.shape[1:]))
 
         if self.test_places is None:
             self.test_places = torch.zeros(self.size, places.shape[1], dtype=torch.int64, device=self.device)
@@ -327,9 +329,9 @@ class Slot:
             network = self._networks["backbone"]
             network.eval()
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-                z = network(x.flatten(0, 1)).float()
+                z: Tensor = network(x.flatten(0, 1)).float()
             network.train()
-            return z.unflatten(0, (self.size, -1))
+            return z.view(self.size, -1, z.shape[1])
         model = self.members[0].model
         model.eval()
         z = model.embed(x[0]).unsqueeze(0)
