@@ -123,6 +123,7 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         if device.type == "cuda":
+            torch.cuda.init()
             torch.cuda.reset_peak_memory_stats(device)
         reset = Path("/proc/self/clear_refs")
         if reset.exists():  # Linux: the high-water mark starts anew; elsewhere it is the whole process's

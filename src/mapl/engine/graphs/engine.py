@@ -113,7 +113,10 @@ class GraphEngine(Engine):
         self._ready = True
         self.train_pool = _Pool(self.device, {c.id: (c.train.pixels, c.train.labels) for c in clients})
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
-        # Building kernels takes most of the time, and threads share that; recording a graph is one thread's work.
+        for family in self.families:
+            family.slots = [self._slot(family, family.group)]
+        # Building kernels takes most of the time, and threads share that. Tracing networks (in a slot's making) and
+        # recording graphs is one thread's work: both change how all others work meanwhile.
         with ThreadPoolExecutor(len(self.families) + 1 if self.device.type == "cuda" else 1) as threads:
             views = threads.submit(self._rehearse_views)
             list(threads.map(self._rehearse, self.families))
@@ -124,10 +127,8 @@ class GraphEngine(Engine):
     def _rehearse(self, family: _Family) -> None:
         """A first step of a family's first slot. One that cannot take it is found out about in `_build`."""
         try:
-            slot = self._slot(family, family.group)
-            with slot.lane():
-                slot.step()
-            family.slots.append(slot)
+            with family.slots[0].lane():
+                family.slots[0].step()
         except (RuntimeError, ValueError, TypeError, NotImplementedError, CannotGroup):
             family.slots = []
 
