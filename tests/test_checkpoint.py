@@ -190,6 +190,14 @@ def test_tensors_of_a_gpu_are_saved_as_those_of_the_host_are(tmp_path):
     assert not any(tensor.is_cuda for tensor in load(checkpoints(tmp_path)[0]).tensors.values())
 
 
+def test_tensors_that_are_copied_together_have_the_same_bytes(monkeypatch, tmp_path):
+    """A GPU's are; here the host's stand in for them, one of them laid out in another order."""
+    tensors = {"a": torch.rand(3, 4).T, "b": torch.rand(2, 2, 2), "c": torch.tensor(5), "d": torch.rand(0, 3)}
+    expected = save(tmp_path, 1, tensors, keep=9).read_bytes()
+    monkeypatch.setattr(mapl.checkpoint, "_batches", lambda together: [(0, len(together))] if together else [])
+    assert save(tmp_path, 2, tensors, keep=9).read_bytes() == expected
+
+
 def test_memory_is_used_again_and_grows_with_what_is_saved(tmp_path):
     with Writer(tmp_path, keep=9) as writer:
         for rounds in range(1, 9):

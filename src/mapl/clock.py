@@ -117,5 +117,10 @@ def part(name: str) -> AbstractContextManager[None]:
     return clock.part(name) if clock else _UNMEASURED
 
 
+def profiled() -> bool:
+    """Whether the run around us is profiled."""
+    return _profiler.get() is not None
+
+
 def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"

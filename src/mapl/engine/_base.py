@@ -97,7 +97,6 @@ class Engine(ABC):
 def configure(settings: EngineSettings) -> None:
     """What a GPU's libraries may do, which is the process's business and not a tensor's."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.precision != "fp32"
-    torch.backends.cudnn.benchmark = not settings.deterministic
     torch.backends.cudnn.deterministic = settings.deterministic
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapl.client import Client
+from mapl.clock import part, profiled
 from mapl.engine._base import Engine, check_finite, configure
 from mapl.engine.eager import EagerEngine
 from mapl.engine.graphs.convert import CannotGroup, grouped
@@ -199,9 +200,14 @@ class GraphEngine(Engine):
         present = {c.id for c in clients}
         found: dict[int, tuple[list[str], Tensor, int, int]] = {}
         for wave in self._waves(present):
+            # A profile waits for the GPU at the borders of parts: all are fed before anybody learns. Otherwise each
+            # slot goes off as soon as it is fed.
+            if profiled():
+                self._feed(wave, round)
             for slot, chunk in wave:
+                if not profiled():
+                    self._feed([(slot, chunk)], round)
                 with slot.lane():
-                    self._enter(slot, chunk, round)
                     self._replay(slot, chunk, round)
                     self._leave(slot, chunk, found)
         self._draw_ahead(clients, round + 1)
@@ -224,6 +230,12 @@ class GraphEngine(Engine):
         # Groups first: theirs are the long rows of small kernels, and what fills the GPU alone runs beside them.
         turns.sort(key=lambda turn: -turn[0][0][0].size)
         return [[job for turn in turns if i < len(turn) for job in turn[i]] for i in range(longest)]
+
+    def _feed(self, wave: list[tuple[Slot, list[Client]]], round: int) -> None:
+        with part("augmentation"):
+            for slot, chunk in wave:
+                with slot.lane():
+                    self._enter(slot, chunk, round)
 
     def _enter(self, slot: Slot, chunk: list[Client], round: int) -> None:
         """Models, images and labels of some clients come into a slot."""
