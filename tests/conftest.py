@@ -17,11 +17,11 @@ if not torch.cuda.is_available():
     # Without a GPU its kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
-import mapl.cli  # noqa: E402
-from mapl import Dataset, Images, Recipe  # noqa: E402
-from mapl.recipe import Tree, merge  # noqa: E402
-from mapl.round import play_round  # noqa: E402
-from mapl.world import World, build_world  # noqa: E402
+import mapl.cli
+from mapl import Dataset, Images, Recipe
+from mapl.recipe import Tree, merge
+from mapl.round import play_round
+from mapl.world import World, build_world
 
 # Operations as small as these are far slower when they are spread over threads.
 torch.set_num_threads(1)
