@@ -198,15 +198,132 @@ class WholeModel(Local):
         return {**super().loss(client, images, labels), "size": 1e-3 * size}
 
 
+class OneNetwork(Local):
+    """A method whose loss reads the parameters of the backbone."""
+
+    def loss(self, client, images, labels):
+        size = sum(parameter.square().sum() for parameter in client.model.backbone.parameters())
+        return {**super().loss(client, images, labels), "size": 1e-3 * size}
+
+
+class TwoCalls(Local):
+    """A method that calls the network twice in a step."""
+
+    def loss(self, client, images, labels):
+        terms = super().loss(client, images, labels)
+        return {**terms, "again": client.model(images.flip(0)).square().mean()}
+
+
+class AtTheStart(Local):
+    """A method that looks into the network before an epoch."""
+
+    def prepare(self, client):
+        client.state["first"] = client.model.backbone[1].weight.detach().clone()
+
+    def start_epoch(self, client, round, epoch):
+        client.state["first"].copy_(client.model.backbone[1].weight.detach())
+
+
 @cpu_only
-def test_a_method_that_reads_whole_models_is_not_given_a_group():
+@pytest.mark.parametrize("method", [WholeModel, OneNetwork, TwoCalls, AtTheStart])
+def test_a_method_that_looks_into_networks_is_not_given_a_group(method):
     made = recipe(method="local")
     eager, graphs = eager_world(made, {"flat": flat}), graph_world(made, {"flat": flat})
     for world in (eager, graphs):
-        world.method = world.engine.method = WholeModel(made.method)
+        world.method = world.engine.method = method(made.method)
+        for client in world.clients:
+            world.method.prepare(client)
         play_round(world, 0)
     assert not graphs.engine.families[0].group
+    assert graphs.engine.families[0].slots
     assert_equal_models(eager, graphs)
+
+
+class Viewing(nn.Module):
+    def __init__(self, image, embedding):
+        super().__init__()
+        self.conv = nn.Conv2d(image[0], 3, 3, padding=1)
+        self.end = nn.Linear(3 * image[1] * image[2], embedding)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.end(x.view(x.size(0), -1))
+
+
+class Drawing(nn.Sequential):
+    def __init__(self, image, embedding):
+        pixels = image[1] * image[2]
+        super().__init__(
+            nn.Conv2d(image[0], 3, 3), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(3 * (pixels - 28), embedding)
+        )
+
+
+class Tied(nn.Module):
+    def __init__(self, image, embedding):
+        super().__init__()
+        self.first = nn.Linear(image[0] * image[1] * image[2], embedding)
+        self.second = nn.Linear(embedding, embedding)
+        self.third = nn.Linear(embedding, embedding)
+        self.third.weight = self.second.weight
+
+    def forward(self, x):
+        return self.third(torch.relu(self.second(torch.relu(self.first(torch.flatten(x, 1))))))
+
+
+class Frozen(nn.Sequential):
+    def __init__(self, image, embedding):
+        super().__init__(nn.Flatten(), nn.Linear(image[0] * image[1] * image[2], 5), nn.ReLU(), nn.Linear(5, embedding))
+        self[1].weight.requires_grad_(False)
+
+
+class Indexed(nn.Sequential):
+    def __init__(self, image, embedding):
+        super().__init__(nn.Flatten(), nn.Linear(image[0] * image[1] * image[2], embedding))
+        self.register_buffer("index", torch.arange(4))
+
+
+class Modal(nn.Module):
+    def __init__(self, image, embedding):
+        super().__init__()
+        self.linear = nn.Linear(image[0] * image[1] * image[2], embedding)
+
+    def forward(self, x):
+        x = self.linear(torch.flatten(x, 1))
+        return x if self.training else 2 * x
+
+
+@cpu_only
+@pytest.mark.filterwarnings("ignore:backbone")
+@pytest.mark.parametrize(
+    ("network", "eager"),
+    [(Viewing, False), (Drawing, True), (Tied, False), (Frozen, False), (Indexed, True), (Modal, False)],
+)
+def test_a_network_that_cannot_be_grouped_learns_what_it_learns_alone(network, eager):
+    made = recipe(method="local", rounds=2, train={**SMALL["train"], "weight_decay": 0.01})
+    graphs = plays_like_eager(made, {"network": network})
+    (family,) = graphs.engine.families
+    assert not family.group or family.eager
+    assert family.eager == eager
+
+
+@cpu_only
+def test_backbones_that_differ_in_a_rate_alone_are_two_kinds():
+    rates = iter((0.1, 0.3))
+
+    def leaky(image, embedding):
+        pixels = image[0] * image[1] * image[2]
+        return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 5), nn.LeakyReLU(next(rates)), nn.Linear(5, embedding))
+
+    assert len(graph_world(recipe(), {"leaky": leaky}).engine.families) == 2
+
+
+@cpu_only
+def test_tests_may_come_before_the_first_round():
+    made = recipe()
+    eager, graphs = eager_world(made, {"flat": flat}), graph_world(made, {"flat": flat})
+    assert graphs.engine.evaluate_all(graphs.clients) == eager.engine.evaluate_all(eager.clients)
+    torch.testing.assert_close(graphs.engine.embed(graphs.clients[1]), eager.engine.embed(eager.clients[1]))
+    assert graphs.engine.families[0].slots
 
 
 def on_gpu(kind: str, method: str, backbones: list[str], exact: bool = False) -> World:

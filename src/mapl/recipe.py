@@ -144,8 +144,8 @@ class Recipe(Section):
 
     def fingerprint(self) -> str:
         """16 hex digits that two recipes share when they describe the same run, whatever its name, place and length."""
-        elsewhere = {"name": True, "rounds": True, "checkpoint": True, "engine": True, "data": {"folder": True}}
-        tree = self.model_dump(mode="json", exclude=elsewhere)
+        tree = self.model_dump(mode="json", exclude={"name", "rounds", "checkpoint", "engine"})
+        tree["data"].pop("folder")
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

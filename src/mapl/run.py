@@ -14,6 +14,7 @@ import torch
 from mapl import checkpoint
 from mapl.clock import Clock
 from mapl.data.dataset import Dataset
+from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
 from mapl.files import only_writer, write_aside
 from mapl.history import CLIENTS, HISTORY, PROFILE, RECIPE, TIMES, Record, Round, encode_all, load, load_recipe
@@ -92,7 +93,9 @@ def restored_world(folder: str | Path, warn: Callable[[str], None] = lambda mess
     saved = checkpoint.latest(Path(folder), warn)
     if saved is None:
         return None
-    world = build_world(load(folder).recipe)
+    # On the CPU: who looks at models needs no engine that is ready to train them.
+    recipe = load(folder).recipe
+    world = build_world(recipe.model_copy(update={"engine": EngineSettings(device="cpu")}))
     restore(world, saved)
     return world
 

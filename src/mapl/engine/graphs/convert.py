@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from mapl.engine.graphs.layers import (
     AveragePool,
+    CannotGroup,
     GroupConv,
     GroupLinear,
     GroupNorm,
@@ -37,16 +38,9 @@ ALONG = {torch.cat, torch.stack, torch.chunk, torch.flatten, "chunk", "flatten"}
 RELUS = (torch.relu, F.relu, "relu")
 
 
-class CannotGroup(Exception):
-    """Why a network carries one client only."""
-
-
 def grouped(module: nn.Module, name: str, stack: Stack) -> fx.GraphModule:
     """The network `module`, called `name` in the client's model, for the members of a stack."""
-    try:
-        traced = fx.symbolic_trace(module)
-    except Exception as error:  # whatever a user's forward raises when it is given a stand-in for a tensor
-        raise CannotGroup(f"it cannot be traced ({error})") from error
+    traced = _traced(module)
     layers: dict[str, nn.Module] = {}
     for node in list(traced.graph.nodes):
         if node.op == "call_module":
@@ -64,20 +58,38 @@ def grouped(module: nn.Module, name: str, stack: Stack) -> fx.GraphModule:
     return fx.GraphModule(root, traced.graph)
 
 
+def _traced(module: nn.Module) -> fx.GraphModule:
+    """What a network does, if it does the same in training and in tests."""
+    training, found = module.training, []
+    try:
+        for mode in (False, True):
+            found.append(fx.symbolic_trace(module.train(mode)))
+    except Exception as error:  # whatever a user's forward raises when it is given a stand-in for a tensor
+        raise CannotGroup(f"it cannot be traced ({error})") from error
+    finally:
+        module.train(training)
+    if found[0].code != found[1].code:
+        raise CannotGroup("it does something else in training than in tests")
+    return found[1]
+
+
 def _key(target: str) -> str:
     return target.replace(".", "/")
 
 
 def _layer(node: fx.Node, module: nn.Module, name: str, stack: Stack) -> nn.Module:
     path = f"{name}.{node.target}"
-    if isinstance(module, nn.Conv2d):
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    if not own <= {"weight", "bias"} or not all(parameter.requires_grad for parameter in module.parameters()):
+        raise CannotGroup(f"layer {path} has parameters that are frozen, or other than a weight and a bias")
+    if type(module) is nn.Conv2d:
         if isinstance(module.padding, str) or module.padding_mode != "zeros":
             raise CannotGroup(f"convolution {path} has padding {module.padding!r}, {module.padding_mode}")
         relu = module.bias is not None and _absorb_relu(node)
         return GroupConv(stack, path, module, relu, _absorb_pool(node) if relu else None)
-    if isinstance(module, nn.Linear):
+    if type(module) is nn.Linear:
         return GroupLinear(stack, path, module, module.bias is not None and _absorb_relu(node))
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+    if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d):
         if not (module.affine and module.track_running_stats) or module.momentum is None:
             raise CannotGroup(f"normalisation {path} keeps no running mean, or has no weights")
         return GroupNorm(stack, path, module, _absorb_relu(node))
@@ -173,15 +185,28 @@ def interleaved(parts: list[Tensor]) -> Tensor:
     return torch.stack([part.permute(0, 2, 3, 1) for part in parts], dim=4).flatten(3, 4).permute(0, 3, 1, 2)
 
 
-class Batched(nn.Module):
-    """A group's network, to be called for one member under `torch.vmap`: all members' calls become one."""
+class Hidden(nn.Module):
+    """A network whose parameters a method cannot have, since they are those of many clients."""
 
-    def __init__(self, network: fx.GraphModule):
-        super().__init__()
-        self.network = network
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        raise CannotGroup("the method reads the parameters of a network")
+
+    parameters = named_buffers = buffers = state_dict = named_parameters
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Unpacked.apply(x, self.network)  # type: ignore[no-untyped-call]
+        raise CannotGroup("the method calls a network outside of its loss")
+
+
+class Batched(Hidden):
+    """A group's network, to be called for one member under `torch.vmap`: all members' calls become one."""
+
+    def __init__(self, network: fx.GraphModule, clients: int):
+        super().__init__()
+        self.network, self.clients = network, clients
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = self.clients == 1
+        y: Tensor = self.network(x) if whole else _Unpacked.apply(x, self.network)  # type: ignore[no-untyped-call]
         return y
 
 

@@ -16,11 +16,12 @@ from mapl.client import Client
 from mapl.clock import part, profiled
 from mapl.engine._base import Engine, check_finite, configure
 from mapl.engine.eager import EagerEngine
-from mapl.engine.graphs.convert import CannotGroup, grouped
-from mapl.engine.graphs.layers import Keys, Stack
+from mapl.engine.graphs.convert import grouped
+from mapl.engine.graphs.layers import CannotGroup, Keys, Stack
 from mapl.engine.graphs.layout import Layout
 from mapl.engine.graphs.slot import Kind, Slot
 from mapl.engine.views import Views
+from mapl.errors import MaplError
 from mapl.keys import key
 from mapl.model import ClientModel
 
@@ -43,6 +44,8 @@ class _Family:
     group: bool
     steps: int
     size: int = 1
+    eager: bool = False
+    """Whether no graph can be recorded of it."""
     slots: list[Slot] = field(default_factory=list)
     views: list[Views | None] = field(default_factory=list)
 
@@ -72,20 +75,24 @@ class GraphEngine(Engine):
         kinds: dict[Kind, list[Client]] = {}
         for client in clients:
             batch = min(self.settings.batch, client.samples)
-            kinds.setdefault(Kind(client.backbone, client.architecture, batch), []).append(client)
+            kind = Kind(client.backbone, client.architecture, repr(client.model.backbone), batch)
+            kinds.setdefault(kind, []).append(client)
         self.families = [self._family(kind, members) for kind, members in kinds.items()]
         self.lanes = max(1, LANES // len(self.families))
         home = self._home(sum(f.layout.size * len(f.clients) for f in self.families))
         for family in self.families:
-            for client in family.clients:
-                self._bind(client, family.layout, home)
+            if family.layout.fits(family.clients[0].model):
+                for client in family.clients:
+                    self._bind(client, family.layout, home)
+            else:
+                self._leave_to_eager(family, "its tensors are not all float32")
 
     # Where clients live
 
     def _family(self, kind: Kind, clients: list[Client]) -> _Family:
         model = clients[0].model
         group = _groupable(model)
-        layout = Layout(model, low_precision=group and self.precision is not None)
+        layout = Layout(model, group=group, low_precision=group and self.precision is not None)
         steps = max(self._steps(client) for client in clients)
         return _Family(kind, clients, layout, group, steps)
 
@@ -107,22 +114,33 @@ class GraphEngine(Engine):
         client.model.precision = self.precision if home.type == "cuda" else None
         self.rows[client.id], self.counters[client.id] = row, counters
 
+    @torch.enable_grad()
     def warm_up(self, clients: Sequence[Client]) -> None:
         """Bring the images to the GPU, build the slots and record their steps: once, before the first round."""
-        if self._ready:
+        captured = [family for family in self.families if not family.eager]
+        if self._ready or not captured:
             return
         self._ready = True
+        try:
+            self._warm_up(captured, [client for family in captured for client in family.clients])
+        except torch.cuda.OutOfMemoryError as error:
+            raise MaplError(
+                "the GPU's memory does not hold the clients that train at a time; lower engine.together or "
+                f"engine.memory ({str(error).splitlines()[0]})"
+            ) from error
+
+    def _warm_up(self, families: list[_Family], clients: list[Client]) -> None:
         self.train_pool = _Pool(self.device, {c.id: (c.train.pixels, c.train.labels) for c in clients})
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
-        for family in self.families:
+        for family in families:
             family.slots = [self._slot(family, family.group)]
         # Building kernels takes most of the time, and threads share that. Tracing networks (in a slot's making) and
         # recording graphs is one thread's work: both change how all others work meanwhile.
-        with ThreadPoolExecutor(len(self.families) + 1 if self.device.type == "cuda" else 1) as threads:
+        with ThreadPoolExecutor(len(families) + 1 if self.device.type == "cuda" else 1) as threads:
             views = threads.submit(self._rehearse_views)
-            list(threads.map(self._rehearse, self.families))
+            list(threads.map(self._rehearse, families))
             views.result()
-        for family in self.families:
+        for family in families:
             self._build(family)
 
     def _rehearse(self, family: _Family) -> None:
@@ -130,7 +148,9 @@ class GraphEngine(Engine):
         try:
             with family.slots[0].lane():
                 family.slots[0].step()
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, CannotGroup):
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a user's network or method meets
             family.slots = []
 
     def _rehearse_views(self) -> None:
@@ -152,18 +172,23 @@ class GraphEngine(Engine):
                 return
             except torch.cuda.OutOfMemoryError:
                 raise
-            except (RuntimeError, ValueError, TypeError, NotImplementedError, CannotGroup) as error:
+            except Exception as error:  # whatever a user's network or method meets
                 family.slots, reason = [], (str(error) or type(error).__name__).splitlines()[0]
-        warnings.warn(
-            f"backbone {family.kind.backbone!r} with method {self.method.name!r} cannot be captured in a CUDA graph "
-            f"({reason}): its {len(family.clients)} clients train one after another, which is slower",
-            stacklevel=2,
-        )
+        self._leave_to_eager(family, reason)
+
+    def _leave_to_eager(self, family: _Family, reason: str) -> None:
+        """Clients that no graph can be recorded of train beside the others, as the reference does."""
+        family.eager = True
+        text = f"backbone {family.kind.backbone!r} with method {self.method.name!r} cannot be captured in a CUDA graph"
+        if any(self.rows[c.id].device.type != self.device.type for c in family.clients if c.id in self.rows):
+            raise MaplError(f"{text} ({reason}), and models wait on the host: raise engine.memory, or take another")
+        slower = f"its {len(family.clients)} clients train one after another, which is slower"
+        warnings.warn(f"{text} ({reason}): {slower}", stacklevel=2)
         self.eager.adopt(family.clients)
 
     def _relayout(self, family: _Family) -> None:
         family.group = False
-        family.layout = Layout(family.clients[0].model, low_precision=False)
+        family.layout = Layout(family.clients[0].model, group=False)
         for client in family.clients:
             self._bind(client, family.layout, self.rows[client.id].device)
 
@@ -211,7 +236,8 @@ class GraphEngine(Engine):
                     self._replay(slot, chunk, round)
                     self._leave(slot, chunk, found)
         self._draw_ahead(clients, round + 1)
-        losses = {c.id: self.eager.train(c, round) for f in self.families if not f.slots for c in f.clients}
+        alone = [c for family in self.families if family.eager for c in family.clients if c.id in present]
+        losses = {client.id: self.eager.train(client, round) for client in alone}
         self._join()
         losses |= _read(found)
         for client in clients:
@@ -352,7 +378,9 @@ class GraphEngine(Engine):
             with slot.lane():
                 z = torch.cat(found[id(slot)], 1)
                 for g, client in enumerate(chunk):
+                    slot.members[g].model.eval()
                     use(slot, g, client, z[g, : len(client.test)])
+                    slot.members[g].model.train()
 
     # What lives on
 
@@ -381,6 +409,8 @@ class GraphEngine(Engine):
         return state
 
     def load_state(self, clients: Sequence[Client], state: dict[str, Tensor]) -> None:
+        if not state:
+            return
         self.warm_up(clients)
         for family in self.families:
             if not family.slots:
@@ -446,7 +476,7 @@ def _read(found: dict[int, tuple[list[str], Tensor, int, int]]) -> dict[int, dic
 def _groupable(model: ClientModel) -> bool:
     """Whether its networks can be rewritten for a group."""
     nothing = torch.empty(0)
-    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, set(), nothing)
+    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, set(), set(), nothing)
     try:
         for part in ("backbone", "projector"):
             grouped(getattr(model, part), part, stack)

@@ -139,8 +139,8 @@ def bias_forward(
 ):  # fmt: skip
     """y = ReLU(x + b)."""
     g = tl.program_id(2).to(tl.int64)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = (r < R)[:, None] & (c < C)[None, :]
     at = (g * R + r)[:, None] * C + c[None, :]
     value = tl.load(x + at, inside, 0).to(tl.float32)
@@ -334,9 +334,9 @@ def dropout(x, y, seed, cursor, member, layer, rate, BLOCK: tl.constexpr):
 
 @triton.jit
 def optimise(
-    flat, low, grad_low, grad_high, first, second, step, active, row, n_low, n, lr, eps, decay,
-    ADAM: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr,
-    COPY: tl.constexpr, BLOCK: tl.constexpr,
+    flat, low, grad_low, grad_high, first, second, learns, step, active, row, n_low, n, lr, eps, decay,
+    DECAYS: tl.constexpr, ADAM: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr, LOG1: tl.constexpr,
+    LOG2: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One step of Adam, or of SGD with momentum BETA1, on all parameters of every member.
 
@@ -352,7 +352,8 @@ def optimise(
     d = tl.load(grad_low + g * n_low + i, is_low, 0).to(tl.float32)
     d += tl.load(grad_high + g * (n - n_low) + i - n_low, is_high, 0).to(tl.float32)
     p = tl.load(flat + g * row + i, ok, 0)
-    d += decay * p
+    if DECAYS:  # what has no gradient does not decay either
+        d += decay * p * tl.load(learns + i, ok, 0)
     m = tl.load(first + g * n + i, ok, 0)
     if ADAM:
         t = (tl.load(step + g) + 1).to(tl.float64)

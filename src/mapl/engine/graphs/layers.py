@@ -21,6 +21,10 @@ from torch import Tensor, nn
 from mapl.engine.graphs import kernels
 
 
+class CannotGroup(Exception):
+    """Why clients of some kind cannot train as a group."""
+
+
 @dataclass
 class Keys:
     """What the draws of layers are a function of."""
@@ -46,10 +50,19 @@ class Stack:
     """(G,) uint8: who takes part in this step."""
     step: Tensor
     """(G,) int64: steps that each member has taken with its optimiser."""
+    called: set[str]
+    """The layers that this step has called. One that is called twice would overwrite its own gradient."""
     counted: set[str]
     """The counters of batches that a step moves on; they are added to once a round."""
     token: Tensor
     """An empty tensor that requires a gradient: it tells autograd that a layer has weights to go back for."""
+
+    def call(self, layer: nn.Module, name: str) -> None:
+        """Note that a step calls a layer with weights."""
+        if layer.training:
+            if name in self.called:
+                raise CannotGroup(f"layer {name} is called twice in a step")
+            self.called.add(name)
 
 
 def rows(x: Tensor) -> Tensor:
@@ -138,6 +151,9 @@ class GroupNorm(nn.Module):
         self.momentum, self.eps = module.momentum, module.eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 3:
+            raise CannotGroup(f"normalisation {self.name} goes over a third dimension")
+        self.stack.call(self, self.name)
         if self.training:
             self.stack.counted.add(f"{self.name}.num_batches_tracked")
         y: Tensor = _Norm.apply(x, self.stack.token, self)  # type: ignore[no-untyped-call]
@@ -155,7 +171,7 @@ class _Bias(torch.autograd.Function):
         r, c = grid_of(stack.clients, x)
         bias = stack.weights[name]
         y = torch.empty_like(x)
-        grid = (triton.cdiv(c, _Bias.BLOCK_C), triton.cdiv(r, _Bias.BLOCK_R), stack.clients)
+        grid = (triton.cdiv(r, _Bias.BLOCK_R), triton.cdiv(c, _Bias.BLOCK_C), stack.clients)
         kernels.launch(
             kernels.bias_forward,
             grid,
@@ -417,6 +433,7 @@ class GroupConv(nn.Module):
         self.pointwise = self.pointwise and module.groups == 1
 
     def forward(self, x: Tensor) -> Tensor:
+        self.stack.call(self, self.name)
         weight, gradient = self.stack.weights[f"{self.name}.weight"], self.stack.gradients[f"{self.name}.weight"]
         x = x.to(weight.dtype)
         if self.pointwise:
@@ -451,14 +468,13 @@ class GroupLinear(nn.Module):
         self.stack, self.name, self.relu, self.has_bias = stack, name, relu, module.bias is not None
 
     def forward(self, x: Tensor) -> Tensor:
+        self.stack.call(self, self.name)
         weight, gradient = self.stack.weights[f"{self.name}.weight"], self.stack.gradients[f"{self.name}.weight"]
         flat = x.to(weight.dtype).reshape(self.stack.clients, -1, x.shape[-1])
         y: Tensor = _Matrices.apply(flat, self.stack.token, weight, gradient)  # type: ignore[no-untyped-call]
         y = y.flatten(0, 1)
         if self.has_bias:
             y = _Bias.apply(y, self.stack, f"{self.name}.bias", self.relu)  # type: ignore[no-untyped-call]
-        elif self.relu:
-            y = torch.relu(y)
         return y.view(*x.shape[:-1], -1)
 
 
@@ -599,12 +615,13 @@ def optimise(
     grad_low: Tensor,
     grad_high: Tensor,
     moments: tuple[Tensor, Tensor],
+    learns: Tensor,
     stack: Stack,
     constants: dict[str, Any],
 ) -> None:
     """A step of every active member's optimiser, one launch for all parameters; shapes as in `kernels.optimise`."""
     n_low, n = grad_low.shape[1], grad_low.shape[1] + grad_high.shape[1]
     kernels.launch(kernels.optimise, (triton.cdiv(n, 1024), stack.clients),
-        flat, flat if low is None else low, grad_low, grad_high, *moments, stack.step, stack.active,
+        flat, flat if low is None else low, grad_low, grad_high, *moments, learns, stack.step, stack.active,
         flat.stride(0), n_low, n, COPY=low is not None, BLOCK=1024, **constants,
     )  # fmt: skip

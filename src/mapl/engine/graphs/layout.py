@@ -22,16 +22,17 @@ class Entry:
     name: str
     shape: torch.Size
     start: int
+    channels_last: bool
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     def view(self, flat: Tensor, origin: int = 0) -> Tensor:
-        """This tensor in flat vectors (…, n) that begin at `origin`, as (…, *shape); filters lie channels last."""
+        """This tensor in flat vectors (…, n) that begin at `origin`, as (…, *shape)."""
         start = self.start - origin
         part = flat[..., start : start + self.size]
-        if len(self.shape) == 4:
+        if self.channels_last:
             o, i, h, w = self.shape
             return part.view(*part.shape[:-1], o, h, w, i).movedim(-1, -3)
         return part.view(*part.shape[:-1], *self.shape)
@@ -44,7 +45,9 @@ class Layout:
     and the prototypes stay in float32: methods compute with them directly.
     """
 
-    def __init__(self, model: ClientModel, low_precision: bool):
+    def __init__(self, model: ClientModel, *, group: bool, low_precision: bool = False):
+        """Filters lie channels last for a group, whose layers read them so, and otherwise as their author has them."""
+        self._group = group
         low = set(_low(model)) if low_precision else set()
         parameters = dict(model.named_parameters())
         buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
@@ -57,28 +60,22 @@ class Layout:
 
     def _place(self, tensors: dict[str, Tensor], start: int) -> int:
         for name, tensor in tensors.items():
-            self.entries[name] = Entry(name, tensor.shape, start)
+            self.entries[name] = Entry(name, tensor.shape, start, self._group and tensor.ndim == 4)
             start += -(-tensor.numel() // ALIGN) * ALIGN
         return start
 
-    def bind(self, model: ClientModel, flat: Tensor, counters: Tensor, only: tuple[str, ...] | None = None) -> None:
-        """Make every tensor of a model, or `only` some, a view of `flat` (size,) and `counters` (n,).
-
-        All take their values along; where only some are bound, they are those of the vector.
-        """
+    def bind(self, model: ClientModel, flat: Tensor, counters: Tensor) -> None:
+        """Make every tensor of a model a view of `flat` (size,) or `counters` (n,), with its value."""
         for name, tensor in _tensors(model):
-            if only is not None and name not in only:
-                continue
             entry = self.entries.get(name)
             view = counters[self.counters.index(name)] if entry is None else entry.view(flat)
-            if only is None:
-                view.copy_(tensor.detach())
+            view.copy_(tensor.detach())
             tensor.data = view
 
     def fits(self, model: ClientModel) -> bool:
         """Whether a model can be laid out so: its whole numbers are single ones, and everything else is float32."""
         return all(
-            tensor.dtype == torch.float32 if name in self.entries else tensor.numel() == 1 and tensor.ndim == 0
+            tensor.dtype == torch.float32 if name in self.entries else tensor.dtype == torch.int64 and not tensor.ndim
             for name, tensor in _tensors(model)
         )
 

@@ -20,8 +20,8 @@ from torch.func import functional_call
 
 from mapl.client import Client
 from mapl.data.augment import Augmentation
-from mapl.engine.graphs.convert import Batched, CannotGroup, grouped
-from mapl.engine.graphs.layers import Keys, Stack, keyed, optimise
+from mapl.engine.graphs.convert import Batched, Hidden, grouped
+from mapl.engine.graphs.layers import CannotGroup, Keys, Stack, keyed, optimise
 from mapl.engine.graphs.layout import Layout
 from mapl.engine.settings import TrainSettings
 from mapl.methods._base import Method
@@ -38,6 +38,8 @@ class Kind:
 
     backbone: str
     architecture: str
+    layers: str
+    """The backbone as torch prints it: two of one architecture may differ in a rate or a slope."""
     batch: int
 
 
@@ -95,6 +97,7 @@ class Slot:
         self.labels = torch.zeros(g, steps, batch, device=device, dtype=torch.int64)
         self.plan = torch.zeros(steps, g, device=device, dtype=torch.uint8)
         self.cursor = torch.zeros(1, device=device, dtype=torch.int64)
+        self.learns = torch.ones(layout.parameters, device=device)
         self.keys = Keys(torch.zeros(g, device=device, dtype=torch.int64), self.cursor)
         self.stack = self._stack()
 
@@ -109,26 +112,33 @@ class Slot:
         buffers = {n: e.view(self.flat) for n, e in layout.entries.items() if e.start >= layout.parameters}
         zeros = torch.zeros(self.size, device=self.device, dtype=torch.int64)
         token = torch.zeros((), device=self.device, requires_grad=True)
-        return Stack(self.size, self.keys, weights, gradients, buffers, zeros.byte(), zeros, set(), token)
+        return Stack(self.size, self.keys, weights, gradients, buffers, zeros.byte(), zeros, set(), set(), token)
 
     def _member(self, client: Client, g: int, precision: torch.dtype | None) -> Client:
         """A client whose model and state are row g of this slot: what a method is given."""
-        model = copy.deepcopy(client.model).to(self.device) if not self.group else _shallow(client.model, self.device)
-        self.layout.bind(model, self.flat[g], self.counters[g], SHARED if self.group else None)
+        model = _heads(client.model, self.device) if self.group else copy.deepcopy(client.model).to(self.device)
+        if self.group:
+            self._bind_heads(model, g)
+        else:
+            self.layout.bind(model, self.flat[g], self.counters[g])
         model.precision = precision
         if not self.group:
             keyed(model, self.keys)
         state = {name: stacked[g] for name, stacked in self.state.items()}
         return dataclasses.replace(client, model=model, state=state)
 
+    def _bind_heads(self, model: ClientModel, g: int) -> None:
+        tensors = {"head.weight": model.head.weight, "head.bias": model.head.bias, "prototypes": model.prototypes}
+        for name, tensor in tensors.items():
+            tensor.data = self.layout.entries[name].view(self.flat[g])
+
     def _group_model(self, model: ClientModel) -> ClientModel:
         """What a method sees under vmap: one client's model, whose networks run for all members at once."""
-        made = _shallow(self.members[0].model, self.device)
-        made.__class__ = _GroupModel
+        made = _heads(self.members[0].model, self.device)
         for part in ("backbone", "projector"):
             network = grouped(getattr(model, part), part, self.stack)
             self._networks[part] = network
-            made._modules[part] = Batched(network) if self.size > 1 else network
+            made._modules[part] = Batched(network, self.size)
         return made
 
     # Clients come and go
@@ -176,8 +186,8 @@ class Slot:
         before = [value.clone() for value in self.state.values()] if self.size > 1 else []
         terms = self._group_terms(images, labels) if self.group else self._single_terms(images[0], labels[0])
         optimise(
-            self.flat, self.low, self.grad_low, self.grad_high, (self.moments[0], self.moments[1]), self.stack,
-            self.constants(),
+            self.flat, self.low, self.grad_low, self.grad_high, (self.moments[0], self.moments[1]), self.learns,
+            self.stack, self.constants(),
         )  # fmt: skip
         self._account(terms, before)
 
@@ -196,6 +206,7 @@ class Slot:
 
     def _group_terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Loss and gradients of all members at once: the method's loss under vmap, their networks as one."""
+        self.stack.called.clear()
         shared = {n: self.stack.weights[n].detach().requires_grad_() for n in SHARED}
         loss = _Loss(self.method, self.members[0], self.model)
         if self.size == 1:
@@ -214,6 +225,8 @@ class Slot:
         for name, value in shared.items():
             gradient = self.stack.gradients[name]
             gradient.zero_() if value.grad is None else gradient.copy_(value.grad)
+        self.learned = {name for name, value in shared.items() if value.grad is not None}
+        self.learned |= {f"{layer}.{tensor}" for layer in self.stack.called for tensor in ("weight", "bias")}
         return terms
 
     def _single_terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -222,11 +235,12 @@ class Slot:
         parameters = dict(member.model.named_parameters())
         for parameter in parameters.values():
             parameter.grad = None
-        terms = self.method.loss(member, images, labels)
+        terms = self.method.loss(member, _rows_last(images), labels)
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         for name, parameter in parameters.items():
             gradient = self.stack.gradients[name][0]
             gradient.zero_() if parameter.grad is None else gradient.copy_(parameter.grad)
+        self.learned = {name for name, parameter in parameters.items() if parameter.grad is not None}
         return terms
 
     def constants(self) -> dict[str, Any]:
@@ -234,7 +248,8 @@ class Slot:
         use = self.train
         beta1, beta2 = use.betas if use.optimizer == "adam" else (use.momentum, 0.0)
         return {
-            "lr": use.learning_rate, "eps": ADAM_EPS, "decay": use.weight_decay, "ADAM": use.optimizer == "adam",
+            "lr": use.learning_rate, "eps": ADAM_EPS, "decay": use.weight_decay, "DECAYS": use.weight_decay > 0,
+            "ADAM": use.optimizer == "adam",
             "BETA1": beta1, "BETA2": beta2, "LOG1": _log(beta1), "LOG2": _log(beta2),
         }  # fmt: skip
 
@@ -247,9 +262,24 @@ class Slot:
         self.plan.zero_()
         with self.lane():
             self._rehearse()
+            for name, entry in self.layout.entries.items():
+                if entry.start < self.layout.parameters and name not in self.learned:
+                    entry.view(self.learns).zero_()
             self.graph = self._record(self.step)
 
     def _rehearse(self) -> None:
+        """Everything that will be recorded or called, so that what does not work is found out about now."""
+        draws = torch.cuda.get_rng_state(self.device) if self.stream is not None else torch.get_rng_state()
+        self._rehearse_steps()
+        after = torch.cuda.get_rng_state(self.device) if self.stream is not None else torch.get_rng_state()
+        if not torch.equal(draws, after):
+            raise CannotGroup("it draws random numbers of its own")
+        for member in self.members:  # what a method does besides, with what there is of a client in a slot
+            self.method.start_epoch(member, 0, 0)
+            with torch.no_grad():
+                self.method.scores(member, torch.zeros(2, member.model.head.in_features, device=self.device))
+
+    def _rehearse_steps(self) -> None:
         """Twice: the first lets libraries set themselves up, the second must not wait for the GPU even once."""
         if self.stream is None:
             self.cursor.zero_()
@@ -334,24 +364,21 @@ class Slot:
             return z.view(self.size, -1, z.shape[1])
         model = self.members[0].model
         model.eval()
-        z = model.embed(x[0]).unsqueeze(0)
+        z = model.embed(_rows_last(x[0])).unsqueeze(0)
         model.train()
         return z
 
 
-class _GroupModel(ClientModel):
-    """The model of a group. A method that wants all parameters of one client cannot have them here."""
+class _Heads(Hidden, ClientModel):
+    """What there is of one client's model in a group: its head and its prototypes."""
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
-        raise CannotGroup("the method reads parameters of the whole model")
-
-    parameters = named_buffers = buffers = state_dict = named_parameters
+    forward = ClientModel.forward  # type: ignore[assignment]
 
 
-def _shallow(model: ClientModel, device: torch.device) -> ClientModel:
-    """A copy of a model with the same networks, and a head and prototypes of its own."""
+def _heads(model: ClientModel, device: torch.device) -> ClientModel:
     made = copy.copy(model)
-    made._modules, made._parameters = dict(model._modules), dict(model._parameters)
+    made.__class__ = _Heads
+    made._modules, made._parameters = {"backbone": Hidden(), "projector": Hidden()}, dict(model._parameters)
     made._modules["head"] = copy.deepcopy(model.head).to(device)
     made._parameters["prototypes"] = nn.Parameter(model.prototypes.detach().to(device, copy=True))
     return made
@@ -368,6 +395,11 @@ class _Loss(nn.Module):
     def forward(self, images: Tensor, labels: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
         client = dataclasses.replace(self._member, model=self.model, state=state)
         return self._method.loss(client, images, labels)
+
+
+def _rows_last(images: Tensor) -> Tensor:
+    """Images in the order of memory that a network's author expects; `contiguous` leaves those of one channel alone."""
+    return images.clone(memory_format=torch.contiguous_format)
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
