@@ -18,7 +18,7 @@ from mapl.data.augment import Augmentation
 from mapl.data.dataset import Dataset, DataSettings
 from mapl.data.partition import partition
 from mapl.engine._base import Engine
-from mapl.engine.choose import find_device, make_engine
+from mapl.engine.choose import find_device, find_engine
 from mapl.errors import MaplError
 from mapl.exchange import reachable
 from mapl.history import RECIPE, ClientCard, Round, decode_all, encode_all
@@ -74,12 +74,13 @@ def build_world(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
     augment = recipe.augment.contrastive if method.augmentation == "contrastive" else recipe.augment.plain
     device = find_device(recipe.engine)
+    engine = find_engine(recipe.engine, device)
     augmentation = Augmentation(augment, dataset.image, dataset.mean, dataset.std, device=device)
     world = World(
         recipe=recipe,
         clients=_clients(recipe, dataset, backbones or {}),
         method=method,
-        engine=make_engine(method, recipe.train, augmentation, recipe.seed, recipe.engine, device),
+        engine=engine(method, recipe.train, augmentation, recipe.seed, recipe.engine, device),
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
     )
     if isinstance(method, Centralised):

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
-from mapl.data.augment import Augmentation
 from mapl.engine._base import Engine
 from mapl.engine.eager import EagerEngine
-from mapl.engine.settings import EngineSettings, TrainSettings
+from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
-from mapl.methods._base import Method
 
 
 def find_device(settings: EngineSettings) -> torch.device:
@@ -30,14 +27,7 @@ def find_device(settings: EngineSettings) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
-def make_engine(
-    method: Method[Any],
-    train: TrainSettings,
-    augmentation: Augmentation,
-    seed: int,
-    settings: EngineSettings,
-    device: torch.device,
-) -> Engine:
+def find_engine(settings: EngineSettings, device: torch.device) -> type[Engine]:
     """The eager engine, or on a GPU the one that captures CUDA graphs."""
     graphs = device.type == "cuda" and settings.kind != "eager"
     if graphs and find_spec("triton") is None:
@@ -48,5 +38,5 @@ def make_engine(
     if graphs:
         from mapl.engine.graphs import GraphEngine  # Triton, which only a GPU needs
 
-        return GraphEngine(method, train, augmentation, seed, settings, device)
-    return EagerEngine(method, train, augmentation, seed, settings, device)
+        return GraphEngine
+    return EagerEngine

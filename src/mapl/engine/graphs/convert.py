@@ -215,11 +215,11 @@ class _Unpacked(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, network: Callable[[Tensor], Tensor]) -> Tensor:
-        raise NotImplementedError
+        raise TypeError("a group's network is called under vmap alone")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        raise NotImplementedError
+        """Nothing to keep: under vmap autograd follows the network itself."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, network: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +47,6 @@ class _Family:
     eager: bool = False
     """Whether no graph can be recorded of it."""
     slots: list[Slot] = field(default_factory=list)
-    views: list[Views | None] = field(default_factory=list)
 
     def turns(self, present: set[int]) -> list[list[tuple[Slot, list[Client]]]]:
         """Who is in which slot in each turn."""
@@ -133,7 +132,7 @@ class GraphEngine(Engine):
         self.train_pool = _Pool(self.device, {c.id: (c.train.pixels, c.train.labels) for c in clients})
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
         for family in families:
-            family.slots = [self._slot(family, family.group)]
+            self._try(family, lambda family: family.slots.append(self._slot(family, family.group)))
         # Building kernels takes most of the time, and threads share that. Tracing networks (in a slot's making) and
         # recording graphs is one thread's work: both change how all others work meanwhile.
         with ThreadPoolExecutor(len(families) + 1 if self.device.type == "cuda" else 1) as threads:
@@ -144,13 +143,22 @@ class GraphEngine(Engine):
             self._build(family)
 
     def _rehearse(self, family: _Family) -> None:
-        """A first step of a family's first slot. One that cannot take it is found out about in `_build`."""
+        """A first step of a family's first slot."""
+
+        def first_step(family: _Family) -> None:
+            for slot in family.slots:
+                with slot.lane():
+                    slot.step()
+
+        self._try(family, first_step)
+
+    def _try(self, family: _Family, work: Callable[[_Family], None]) -> None:
+        """Do something that a user's network or method may not take; `_build` finds out about it again, and says so."""
         try:
-            with family.slots[0].lane():
-                family.slots[0].step()
+            work(family)
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception:  # whatever a user's network or method meets
+        except Exception:
             family.slots = []
 
     def _rehearse_views(self) -> None:
@@ -195,8 +203,6 @@ class GraphEngine(Engine):
     def _make_slots(self, family: _Family, group: bool) -> None:
         turns = -(-len(family.clients) // self._together(family, group))
         wanted = min(turns, self.lanes if turns < len(family.clients) else max(self.lanes, ALONE_LANES))
-        fits = Views.fits(self.augmentation)
-        family.views = [Views(self.augmentation, self.device) if fits else None for _ in range(wanted)]
         while len(family.slots) < wanted:
             family.slots.append(self._slot(family, group))
         for slot in family.slots:
@@ -210,6 +216,8 @@ class GraphEngine(Engine):
             self.method, self.settings, first, family.layout, family.size, family.steps, group, self.device,
             self.precision,
         )  # fmt: skip
+        if Views.fits(self.augmentation):
+            slot.views = Views(self.augmentation, self.device)
         slot.load([first], [self.rows[first.id]], [self.counters[first.id]])
         return slot
 
@@ -272,7 +280,6 @@ class GraphEngine(Engine):
             for g, client in enumerate(chunk):
                 zeros = torch.zeros_like(slot.moments[:, g])
                 slot.load_moments(g, *self.moments.get(client.id, (zeros, 0)))
-        views = self._views_of(slot)
         for g, client in enumerate(chunk):
             batches, uniforms = self._draws(client, round)
             index = batches.to(self.device, non_blocking=True) + self.train_pool.start[client.id]
@@ -281,17 +288,11 @@ class GraphEngine(Engine):
             slot.labels[g, :steps].copy_(self.train_pool.labels[index])
             uniforms = uniforms.to(self.device, non_blocking=True).flatten(0, 1)
             out = slot.images[g, :steps].flatten(0, 1)
-            if views is not None:
-                views.make(self.train_pool.pixels, index.flatten(), uniforms, out)
+            if slot.views is not None:
+                slot.views.make(self.train_pool.pixels, index.flatten(), uniforms, out)
             else:
                 made = self.augmentation.apply(self.train_pool.pixels[index.flatten()], uniforms)
                 out.copy_(made.permute(0, 2, 3, 1))
-
-    def _views_of(self, slot: Slot) -> Views | None:
-        for family in self.families:
-            if slot in family.slots:
-                return family.views[family.slots.index(slot)]
-        return None
 
     def _replay(self, slot: Slot, chunk: list[Client], round: int) -> None:
         """All steps of a slot; the GPU works on them while the next slot is fed."""

@@ -273,6 +273,11 @@ class Sizes:
     dilation: tuple[int, ...]
     groups: int
 
+    def square(self, x: Tensor) -> tuple[int, int, int, int, int]:
+        """Kernel, stride and padding of a square one, and the height and width that it makes of x."""
+        k, s, p = self.kernel[0], self.stride[0], self.padding[0]
+        return k, s, p, (x.shape[2] + 2 * p - k) // s + 1, (x.shape[3] + 2 * p - k) // s + 1
+
     @staticmethod
     def of(module: nn.Conv2d) -> Sizes:
         assert not isinstance(module.padding, str)
@@ -349,9 +354,8 @@ class _Stem(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
         x = rows(x)
-        k, s, p = sizes.kernel[0], sizes.stride[0], sizes.padding[0]
+        k, s, p, ho, wo = sizes.square(x)
         n, c, h, w = x.shape
-        ho, wo = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
         width = triton.cdiv(k * k * c, 16) * 16
         seen = x.new_empty((len(weight), n // len(weight) * ho * wo, width))
         places = n * ho * wo
@@ -383,9 +387,8 @@ class _Depthwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
         x = rows(x)
-        k, s, p = sizes.kernel[0], sizes.stride[0], sizes.padding[0]
+        k, s, p, ho, wo = sizes.square(x)
         n, c, h, w = x.shape
-        ho, wo = (h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1
         y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         geometry = c, h, w, ho, wo, shift(s), p
         grid, share = _lines(y.shape)

@@ -24,6 +24,7 @@ from mapl.engine.graphs.convert import Batched, Hidden, grouped
 from mapl.engine.graphs.layers import CannotGroup, Keys, Stack, keyed, optimise
 from mapl.engine.graphs.layout import Layout
 from mapl.engine.settings import TrainSettings
+from mapl.engine.views import Views
 from mapl.methods._base import Method
 from mapl.model import ClientModel
 
@@ -69,6 +70,8 @@ class Slot:
         self._networks: dict[str, nn.Module] = {}
         if group:
             self.model = self._group_model(client.model)
+        self.views: Views | None = None
+        """What makes its members' images: one for each slot, since it has memory of its own."""
         self.terms: list[str] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.test_graph: torch.cuda.CUDAGraph | None = None
