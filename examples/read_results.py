@@ -27,7 +27,8 @@ def main(folder: str) -> None:
     world = restored_world(folder)  # the trained models themselves, from the newest checkpoint
     if world is not None:
         client = world.clients[0]
-        print(f"client 0 again: {100 * world.engine.evaluate(client):.1f} %, {type(client.model.backbone).__name__}")
+        share = float(world.engine.evaluate(client).double().mean())
+        print(f"client 0 again: {100 * share:.1f} %, {type(client.model.backbone).__name__}")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,9 @@ class Client(Node):
     """The fingerprint of its backbone's tensors: equal fingerprints can be averaged."""
     train: Images
     test: Images
+    """The recipe's own test images, then any others that it is tested with."""
+    tests: int
+    """How many of its test images, the first ones, are the recipe's own."""
     cluster: int
     """The cluster that its data come from; for reports, never for a method."""
 

@@ -113,7 +113,14 @@ def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
 def _tree(recipe: Recipe) -> dict[str, Any]:
     """What makes two runs the same arm. Where no letters are written, all networks are the same."""
     tree = recipe.model_dump(
-        mode="json", exclude={"name": True, "seed": True, "checkpoint": True, "evaluate": {"every"}, "data": {"folder"}}
+        mode="json",
+        exclude={
+            "name": True,
+            "seed": True,
+            "checkpoint": True,
+            "evaluate": {"every", "all_images"},
+            "data": {"folder"},
+        },
     )
     if recipe.method.name == "local" or _is_control(recipe):
         tree["network"] = "none"

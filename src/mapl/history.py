@@ -42,6 +42,8 @@ class Round:
     bytes: int
     rows: dict[int, dict[str, list[Any]]] = field(default_factory=dict)
     """The rows of W that changed in this round, sparse: client → {"to": ids, "weights": values}."""
+    all_images: list[float] | None = None
+    """Accuracy by client with all test images of its classes; None where that was not asked for."""
 
     def line(self) -> str:
         return self._line
@@ -50,6 +52,8 @@ class Round:
     def _line(self) -> str:
         # Kept, because every checkpoint has all lines: to encode them anew each time would be quadratic over a run.
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.all_images is None:
+            del values["all_images"]
         return json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n"
 
     @staticmethod
@@ -99,6 +103,12 @@ class Record:
         if not self.tested:
             raise MaplError(f"run {str(self.folder)!r} has not been tested yet")
         return torch.tensor(self.tested[-1].accuracy, dtype=torch.float64)
+
+    @property
+    def all_images(self) -> Tensor | None:
+        """The same with all test images of each client's classes; None where the recipe does not ask for it."""
+        last = self.tested[-1].all_images if self.tested else None
+        return None if last is None else torch.tensor(last, dtype=torch.float64)
 
     @property
     def mean(self) -> float:

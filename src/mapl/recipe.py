@@ -76,6 +76,9 @@ class EvaluateSection(Section):
         "trained",
         description="Test after local training, before what was mixed is loaded (as the released program), or after.",
     )
+    all_images: bool = Field(
+        False, description="Also test with all test images of each client's classes, beside the recipe's own test."
+    )
 
 
 class CheckpointSection(Section):
@@ -146,6 +149,7 @@ class Recipe(Section):
         """16 hex digits that two recipes share when they describe the same run, whatever its name, place and length."""
         tree = self.model_dump(mode="json", exclude={"name", "rounds", "checkpoint", "engine"})
         tree["data"].pop("folder")
+        tree["evaluate"].pop("all_images")  # it changes nothing that is trained, nor the recipe's own test
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

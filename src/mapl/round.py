@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mapl.clock import Clock
 from mapl.errors import MaplError
@@ -22,31 +23,41 @@ def play_round(world: World, t: int, clock: Clock | None = None) -> tuple[Round,
     with clock.part("train"):
         losses = world.engine.train_all(world.clients, t)
     with clock.part("evaluate"):
-        accuracy = _test(world, t, "trained")
+        tested = _test(world, t, "trained")
     before = world.ledger.messages, world.ledger.bytes
     post = Post(world.ledger, world.recipe.network.letter_limit)
     with clock.part("exchange"):
         inboxes = exchange(world.method, world.clients, world.server, world.topology, post, t)
         world.method.absorb_all(t, inboxes)
     with clock.part("evaluate"):
-        accuracy = accuracy or _test(world, t, "mixed")
+        tested = tested or _test(world, t, "mixed")
     line = Round(
         round=t,
         losses={term: [loss[term] for loss in losses] for term in losses[0]},
-        accuracy=accuracy,
+        accuracy=tested["accuracy"] if tested else None,
         messages=world.ledger.messages - before[0],
         bytes=world.ledger.bytes - before[1],
         rows=_changed_rows(world),
+        all_images=tested.get("all_images") if tested else None,
     )
     world.rounds.append(line)
     return line, seconds
 
 
-def _test(world: World, t: int, moment: str) -> list[float] | None:
-    """Accuracies, if this round is tested and this is the moment for it."""
+def _test(world: World, t: int, moment: str) -> dict[str, list[float]] | None:
+    """Accuracies, if this round is tested and this is the moment for it. Both kinds come from one pass."""
     if world.recipe.evaluate.moment != moment or not (is_tested(world.recipe, t) or _spends_budget(world, t, moment)):
         return None
-    return world.engine.evaluate_all(world.clients)
+    answers = world.engine.evaluate_all(world.clients)
+    own = [right[: client.tests] for client, right in zip(world.clients, answers, strict=True)]
+    shares = {"accuracy": [_share(right) for right in own]}
+    if world.recipe.evaluate.all_images:
+        shares["all_images"] = [_share(right) for right in answers]
+    return shares
+
+
+def _share(right: Tensor) -> float:
+    return int(right.sum()) / len(right)
 
 
 def is_tested(recipe: Recipe, t: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -95,7 +96,8 @@ def restored_world(folder: str | Path, warn: Callable[[str], None] = lambda mess
         return None
     # On the CPU: who looks at models needs no engine that is ready to train them.
     recipe = load(folder).recipe
-    world = build_world(recipe.model_copy(update={"engine": EngineSettings(device="cpu")}))
+    evaluate = recipe.evaluate.model_copy(update={"all_images": False})
+    world = build_world(recipe.model_copy(update={"engine": EngineSettings(device="cpu"), "evaluate": evaluate}))
     restore(world, saved)
     return world
 
@@ -163,7 +165,8 @@ def _cut_to(folder: Path, world: World) -> None:
     """Make what is written end where the world that was brought back does: the rounds after it will be played again."""
     if not budget_is_spent(world):
         # What was the last round of a shorter run was tested for that alone.
-        kept = (line if is_tested(world.recipe, line.round) else replace(line, accuracy=None) for line in world.rounds)
+        untested: dict[str, Any] = {"accuracy": None, "all_images": None}
+        kept = (line if is_tested(world.recipe, line.round) else replace(line, **untested) for line in world.rounds)
         world.rounds = list(kept)
     with _writing(folder):
         write_aside(folder / RECIPE, to_toml(world.recipe).encode())

@@ -16,7 +16,7 @@ from mapl.checkpoint import Checkpoint
 from mapl.client import Client, Server
 from mapl.data.augment import Augmentation
 from mapl.data.dataset import Dataset, DataSettings
-from mapl.data.partition import partition
+from mapl.data.partition import other_tests, partition
 from mapl.engine._base import Engine
 from mapl.engine.choose import find_device, find_engine
 from mapl.errors import MaplError
@@ -109,6 +109,7 @@ def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) ->
     for i, (shard, which) in enumerate(
         zip(shards, assign(recipe.model, len(names), recipe.clients, recipe.seed), strict=True)
     ):
+        tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
         model = build(names[which], backbones[which], recipe.model, dataset.image, dataset.classes, recipe.seed, i)
         clients.append(
             Client(
@@ -120,7 +121,8 @@ def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) ->
                 backbone=names[which],
                 architecture=architecture(model.backbone),
                 train=dataset.train.take(shard.train),
-                test=dataset.test.take(shard.test),
+                test=dataset.test.take(torch.cat(tests)),
+                tests=len(shard.test),
                 cluster=shard.cluster,
             )
         )
@@ -171,7 +173,7 @@ def cards(world: World) -> list[ClientCard]:
             cluster=c.cluster,
             classes=sorted(set(c.train.labels.tolist())),
             samples=c.samples,
-            tests=len(c.test),
+            tests=c.tests,
             backbone=c.backbone,
             parameters=sum(p.numel() for p in c.model.parameters()),
         )

@@ -136,6 +136,14 @@ def partition(dataset: Dataset, settings: PartitionSettings, clients: int, seed:
     return shards
 
 
+def other_tests(dataset: Dataset, shard: Shard) -> Tensor:
+    """The test images of a client's classes that are not among its own, in the order of the data set."""
+    labels = dataset.test.labels
+    others = torch.isin(labels, torch.tensor(shard.classes))
+    others[shard.test] = False
+    return torch.nonzero(others).flatten()
+
+
 def _by_scheme(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
     """Test images are of the classes that a client has training images of, unless a file says which they are."""
     found = _divide(dataset, settings, clients, seed)

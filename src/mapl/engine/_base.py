@@ -78,8 +78,8 @@ class Engine(ABC):
         """PML: a round of local training of every client. Returns the mean of each term of each client's loss."""
 
     @abstractmethod
-    def evaluate_all(self, clients: Sequence[Client]) -> list[float]:
-        """For every client the share of its test images that it classifies rightly."""
+    def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
+        """For every client which of its test images (n,) it classifies rightly: truth values, on the CPU."""
 
     @abstractmethod
     def embed(self, client: Client) -> Tensor:

@@ -138,17 +138,19 @@ class EagerEngine(Engine):
     @torch.no_grad()
     def embed(self, client: Client) -> Tensor:
         client.model.eval()
-        images = self.augmentation.normalise(self._on_device(client, "test").pixels)
-        return torch.cat([client.model.embed(part) for part in torch.split(images, TEST_BATCH)])
+        pixels = self._on_device(client, "test").pixels
+        # The recipe's own images in batches of their own: what comes after them cannot change how they are rounded.
+        parts = [*torch.split(pixels[: client.tests], TEST_BATCH), *torch.split(pixels[client.tests :], TEST_BATCH)]
+        return torch.cat([client.model.embed(self.augmentation.normalise(part)) for part in parts if len(part)])
 
-    def evaluate_all(self, clients: Sequence[Client]) -> list[float]:
+    def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
         return self._each(clients, self.evaluate, lambda client: False)
 
     @torch.no_grad()
-    def evaluate(self, client: Client) -> float:
-        """Share of the client's test images that it classifies rightly."""
+    def evaluate(self, client: Client) -> Tensor:
+        """Which of the client's test images it classifies rightly."""
         right = self.method.scores(client, self.embed(client)).argmax(1) == self._on_device(client, "test").labels
-        return int(right.sum()) / len(right)
+        return right.cpu()
 
     def state(self) -> dict[str, Tensor]:
         if self.settings.reset:

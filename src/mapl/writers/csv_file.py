@@ -66,6 +66,7 @@ def _round_row(line: Round, seconds: dict[str, float]) -> Row:
         "round": line.round,
         "accuracy": fmean(line.accuracy) if line.accuracy else None,
         "std": pstdev(line.accuracy) if line.accuracy else None,
+        **({"all_images": fmean(line.all_images)} if line.all_images else {}),
         "messages": line.messages,
         "bytes": line.bytes,
         "seconds": sum(seconds.values()) if seconds else None,
@@ -74,9 +75,12 @@ def _round_row(line: Round, seconds: dict[str, float]) -> Row:
 
 
 def _client_rows(line: Round) -> list[Row]:
-    return [
+    rows: list[Row] = [
         {"round": line.round, "client": client, "accuracy": value} for client, value in enumerate(line.accuracy or ())
     ]
+    for row, value in zip(rows, line.all_images or (), strict=False):
+        row["all_images"] = value
+    return rows
 
 
 class _Table:

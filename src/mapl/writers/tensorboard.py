@@ -72,4 +72,6 @@ def scalars(line: Round, seconds: dict[str, float]) -> dict[str, float]:
     if line.accuracy:
         named["accuracy/mean"] = fmean(line.accuracy)
         named |= {f"accuracy/client_{client}": value for client, value in enumerate(line.accuracy)}
+    if line.all_images:
+        named["accuracy/all_images"] = fmean(line.all_images)
     return named

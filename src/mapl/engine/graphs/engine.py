@@ -334,20 +334,16 @@ class GraphEngine(Engine):
     # Tests
 
     @torch.no_grad()
-    def evaluate_all(self, clients: Sequence[Client]) -> list[float]:
+    def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
         right: dict[int, Tensor] = {}
 
         def score(slot: Slot, g: int, client: Client, z: Tensor) -> None:
             labels = self.test_pool.labels[self.test_pool.range(client.id)]
-            right[client.id] = (self.method.scores(slot.members[g], z).argmax(1) == labels).sum()
+            right[client.id] = self.method.scores(slot.members[g], z).argmax(1) == labels
 
         self._embed_all(clients, score)
-        order = [client.id for client in clients if client.id in right]
-        counts = dict(zip(order, torch.stack([right[i] for i in order]).tolist() if order else [], strict=True))
-        return [
-            counts[client.id] / len(client.test) if client.id in counts else self.eager.evaluate(client)
-            for client in clients
-        ]
+        here = _to_host(right)
+        return [here[c.id] if c.id in here else self.eager.evaluate(c) for c in clients]
 
     @torch.no_grad()
     def embed(self, client: Client) -> Tensor:
@@ -472,6 +468,14 @@ def _read(found: dict[int, tuple[list[str], Tensor, int, int]]) -> dict[int, dic
         client: {name: value / steps for name, value in zip(names, column, strict=True)}
         for (client, (names, _, _, steps)), column in zip(found.items(), columns, strict=True)
     }
+
+
+def _to_host(tensors: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Vectors of any lengths, brought over in one transfer."""
+    if not tensors:
+        return {}
+    joined = torch.cat(list(tensors.values())).cpu()
+    return dict(zip(tensors, torch.split(joined, [len(v) for v in tensors.values()]), strict=True))
 
 
 def _groupable(model: ClientModel) -> bool:
