@@ -65,20 +65,13 @@ def embed(record: Record) -> Embedding | str:
 
 
 def _laid_out(world: World) -> Embedding | str:
-    vectors, labels, clients = _sample(world)
+    vectors, labels, clients = sample(world)
     if len(vectors) < 4 or len(world.clients) < 2:
         return "too few test images"
     clusters = torch.tensor([client.cluster for client in world.clients])[clients]
-    (aligned, by_chance), (kin, kin_by_chance) = _alignment(vectors, clients, (labels, clusters))
-    # Wide enough a neighbourhood for t-SNE's usual 30, but it has to be smaller than the number of points.
-    layout = TSNE(
-        perplexity=min(30.0, (len(vectors) - 1) / 3),
-        init="pca" if vectors.shape[1] > 1 else "random",
-        max_iter=500,  # half of the usual: this many points have settled by then
-        random_state=0,
-    )
+    (aligned, by_chance), (kin, kin_by_chance) = alignment(vectors, clients, (labels, clusters))
     return Embedding(
-        points=layout.fit_transform(vectors.numpy()).astype(np.float64),
+        points=in_the_plane(vectors),
         labels=labels.numpy(),
         clients=clients.numpy(),
         clusters=clusters.numpy(),
@@ -90,22 +83,38 @@ def _laid_out(world: World) -> Embedding | str:
     )
 
 
-def _sample(world: World) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings, labels and owners of at most `POINTS` test images, as many from each client as can be."""
+def in_the_plane(vectors: Tensor) -> NDArray[np.float64]:
+    """Vectors (n, d) laid out by t-SNE, (n, 2)."""
+    # Wide enough a neighbourhood for t-SNE's usual 30, but it has to be smaller than the number of points.
+    layout = TSNE(
+        perplexity=min(30.0, (len(vectors) - 1) / 3),
+        init="pca" if vectors.shape[1] > 1 else "random",
+        max_iter=500,  # half of the usual: this many points have settled by then
+        random_state=0,
+    )
+    points: NDArray[np.float64] = layout.fit_transform(vectors.numpy()).astype(np.float64)
+    return points
+
+
+def sample(world: World) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings, labels and owners of at most `POINTS` test images, as many from each client as can be.
+
+    They are the recipe's own test images, also where a run is tested with all.
+    """
     seed, purpose = world.recipe.seed, "points of the report"
     chosen = torch.randperm(len(world.clients), generator=generator(seed, NOBODY, ALWAYS, purpose))[:POINTS]
     share = max(1, POINTS // len(world.clients))
     vectors, labels, owners = [], [], []
     for i in sorted(chosen.tolist()):
         client = world.clients[i]
-        points = torch.randperm(len(client.test), generator=generator(seed, i, ALWAYS, purpose))[:share]
+        points = torch.randperm(client.tests, generator=generator(seed, i, ALWAYS, purpose))[:share]
         vectors.append(world.engine.embed(client)[points].cpu())
         labels.append(client.test.labels[points].cpu())
         owners.append(torch.full_like(labels[-1], i))
     return torch.cat(vectors), torch.cat(labels), torch.cat(owners)
 
 
-def _alignment(vectors: Tensor, clients: Tensor, kinds: Sequence[Tensor]) -> list[tuple[float, float]]:
+def alignment(vectors: Tensor, clients: Tensor, kinds: Sequence[Tensor]) -> list[tuple[float, float]]:
     """For each kind: how often the nearest point at another client is of the same one, and how often any such point."""
     elsewhere = clients[:, None] != clients[None, :]
     nearest = torch.cdist(vectors, vectors).masked_fill(~elsewhere, float("inf")).argmin(1)
