@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-import mapl.methods
 from mapl.clusters import share_inside
+from mapl.control import is_control, twins
 from mapl.history import Record
-from mapl.plugins import find
 from mapl.recipe import Recipe
 
 
@@ -92,7 +91,7 @@ def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
     # Twins are compared at the same age: that of the run, which may have been stopped early.
     ages = [(r, (r.recipe.seed, r.tested[-1].round)) for r in runs]
     gains = [r.mean - control[age] for r, age in ages if age in control]
-    is_control = _is_control(runs[0].recipe)
+    control_arm = is_control(runs[0].recipe)
     shares = [s for r in runs if not math.isnan(s := share_inside(r.weights(), [c.cluster for c in r.clients]))]
     return Arm(
         label=label,
@@ -101,12 +100,12 @@ def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
         rounds=min(len(r.rounds) for r in runs),
         accuracy=Estimate.of([r.mean for r in runs]),
         spread=fmean(r.std for r in runs),
-        gain=Estimate.of(gains) if gains and not is_control else None,
+        gain=Estimate.of(gains) if gains and not control_arm else None,
         inside=fmean(shares) if shares else None,
         messages=fmean(r.messages for r in runs),
         bytes=fmean(r.bytes for r in runs),
         seconds=fmean(r.seconds for r in runs),
-        is_control=is_control,
+        is_control=control_arm,
     )
 
 
@@ -122,7 +121,7 @@ def _tree(recipe: Recipe) -> dict[str, Any]:
             "data": {"folder"},
         },
     )
-    if recipe.method.name == "local" or _is_control(recipe):
+    if recipe.method.name == "local" or is_control(recipe):
         tree["network"] = "none"
     return tree
 
@@ -132,19 +131,8 @@ def _key(tree: dict[str, Any]) -> str:
 
 
 def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
-    """The runs of the recipe's twin without letters: its own, or those of the method that it then equals."""
-    tree = {**_tree(recipe), "network": "none"}
-    own = arms.get(_key(tree), [])
-    twin = find("method", recipe.method.name, mapl.methods).without_letters
-    if own or not twin:
-        return own
-    settings = find("method", twin, mapl.methods).Settings.model_fields
-    tree["method"] = {**{k: v for k, v in tree["method"].items() if k in settings}, "name": twin}
-    return arms.get(_key(tree), [])
-
-
-def _is_control(recipe: Recipe) -> bool:
-    return recipe.network.topology.name == "none" or recipe.method.name == "local"
+    """The runs of the recipe's twin without letters: its own, or those of a run that it then equals."""
+    return next((found for twin in twins(recipe) if (found := arms.get(_key(_tree(twin))))), [])
 
 
 def _labels(recipes: Sequence[Recipe]) -> list[str]:
@@ -156,7 +144,7 @@ def _labels(recipes: Sequence[Recipe]) -> list[str]:
     labels = []
     for recipe, values in zip(recipes, flat, strict=True):
         notes = [_DISTINCTIVE[key](values.get(key)) for key in differing]
-        control = ["no letters"] if _is_control(recipe) and recipe.method.name != "local" else []
+        control = ["no letters"] if is_control(recipe) and recipe.method.name != "local" else []
         labels.append(", ".join([recipe.method.name, *notes, *control]))
     return _distinct(labels, flat)
 

@@ -43,6 +43,8 @@ class Method(ABC, Generic[S]):
     """Whether it needs every client to have the same architecture."""
     without_letters: ClassVar[str] = ""
     """A simpler method that this one equals, to the bit, on the empty network; so one control arm serves both."""
+    unread_without_letters: ClassVar[frozenset[str]] = frozenset()
+    """Settings that change nothing, to the bit, on the empty network; so one control arm serves all their values."""
 
     def __init__(self, settings: S):
         self.settings = settings

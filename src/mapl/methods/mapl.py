@@ -66,6 +66,7 @@ class Mapl(Method[MaplSettings]):
     Settings = MaplSettings
     views = 2
     augmentation = "contrastive"
+    unread_without_letters = frozenset({"warmup", "learn_graph", "graph"})
 
     def prepare(self, client: Client) -> None:
         client.state["weights"] = alone(client)

@@ -1,0 +1,154 @@
+"""The numbers of a table: published and ours side by side, with what the letters bought.
+
+Ours are means over clients at the last test, never the best one. An interval is Student's 95 % one: over seeds, or with
+a single seed over clients, where the difference of two runs of the same shards is taken client by client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Literal
+
+from mapl.compare import Estimate
+from mapl.control import control_of, is_control
+from mapl.errors import MaplError
+from mapl.paper import TABLES, Cell, cells, table
+from mapl.recipe import Recipe
+from mapl.reproduce.scale import Protocol
+from mapl.reproduce.store import Row, Store, key_of
+
+Over = Literal["seeds", "clients"]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A cell of the paper and what we found there."""
+
+    cell: Cell
+    published: float
+    published_std: float
+    rows: list[Row]
+    """One a seed, in the order of seeds; never none."""
+    controls: list[Row]
+    """The twins without letters of those seeds that have one."""
+    accuracy: Estimate
+    """By the paper's protocol: mean over clients, over seeds."""
+    spread: float
+    """Population standard deviation over clients, mean over seeds, as the paper prints."""
+    all_images: Estimate | None
+    """The same models with all test images of each client's classes."""
+    gain: Estimate | None
+    """Accuracy less that of the twin without letters; None where there is no twin, or where the cell is one."""
+    gain_over: Over
+    """What the gain's interval is over."""
+
+    @property
+    def difference(self) -> float:
+        """Ours less the published."""
+        return self.accuracy.mean - self.published
+
+    @property
+    def published_inside(self) -> bool | None:
+        """Whether the published value lies in our interval; None with a single seed, which has none."""
+        return None if self.accuracy.interval is None else abs(self.difference) <= self.accuracy.interval
+
+    @property
+    def control(self) -> Estimate | None:
+        """The twins' accuracy; with a message budget they may have trained for longer."""
+        return Estimate.of([fmean(row.accuracy) for row in self.controls]) if self.controls else None
+
+    @property
+    def seeds(self) -> list[int]:
+        return [row.seed for row in self.rows]
+
+
+def results(name: str, store: Store, scale: str = "", form: str | None = None) -> list[CellResult]:
+    """The cells of a table that have been run, in the paper's order. `scale` is what the rows' `scale` says."""
+    protocol = Protocol.of_label(scale, form)
+    seeds = sorted({row.seed for row in store.rows.values()})
+    made = (_result(cell, protocol, store, seeds) for cell in table(name) if protocol.covers(cell))
+    return [result for result in made if result is not None]
+
+
+def filled(store: Store) -> dict[str, int]:
+    """How many cells of each table have been run by the paper's own protocol, whatever MAPL's form."""
+    seeds = sorted({row.seed for row in store.rows.values()})
+    protocols = [Protocol(), Protocol(form="paper")]
+    found = [c for c in cells() if any(_rows(p.of_cell(c, 0), store, seeds) for p in protocols)]
+    return {name: sum(cell.table == name for cell in found) for name in TABLES}
+
+
+def _result(cell: Cell, protocol: Protocol, store: Store, seeds: Sequence[int]) -> CellResult | None:
+    recipe = protocol.of_cell(cell, 0)
+    rows = _rows(recipe, store, seeds)
+    if not rows:
+        return None
+    own = [row.seed for row in rows]
+    controls = [] if is_control(recipe) else _rows(control_of(recipe), store, own)
+    gain, over = _gain(rows, controls)
+    every = [fmean(row.all_images) for row in rows if row.all_images]
+    return CellResult(
+        cell=cell,
+        published=cell.accuracy,
+        published_std=cell.std,
+        rows=rows,
+        controls=controls,
+        accuracy=Estimate.of([fmean(row.accuracy) for row in rows]),
+        spread=fmean(pstdev(row.accuracy) for row in rows),
+        all_images=Estimate.of(every) if len(every) == len(rows) else None,
+        gain=gain,
+        gain_over=over,
+    )
+
+
+def _rows(recipe: Recipe, store: Store, seeds: Sequence[int]) -> list[Row]:
+    """The rows of a recipe, by seed: found by what was run, whichever table it was run for."""
+    found = (store.get(key_of(recipe.model_copy(update={"seed": seed}))) for seed in seeds)
+    return [row for row in found if row is not None]
+
+
+def _gain(rows: Sequence[Row], controls: Sequence[Row]) -> tuple[Estimate | None, Over]:
+    by_seed = {row.seed: row for row in controls}
+    pairs = [(row, by_seed[row.seed]) for row in rows if row.seed in by_seed]
+    return _paired(pairs) if pairs else (None, "seeds")
+
+
+def paired(a: CellResult, b: CellResult) -> Estimate:
+    """How much better `a` is than `b` on the shards and seeds that both have been run on."""
+    by_seed = {row.seed: row for row in b.rows}
+    pairs = [(row, by_seed[row.seed]) for row in a.rows if row.seed in by_seed]
+    if not pairs:
+        raise MaplError(f"{a.cell.name} and {b.cell.name} have no seed in common")
+    return _paired(pairs)[0]
+
+
+def _paired(pairs: Sequence[tuple[Row, Row]]) -> tuple[Estimate, Over]:
+    """Over seeds; with a single one over clients, who have the same shard in both runs."""
+    if len(pairs) > 1:
+        return Estimate.of([fmean(row.accuracy) - at_age(other, _age(row)) for row, other in pairs]), "seeds"
+    row, other = pairs[0]
+    if _age(row) == _age(other) and len(row.accuracy) == len(other.accuracy):
+        return Estimate.of([x - y for x, y in zip(row.accuracy, other.accuracy, strict=True)]), "clients"
+    return Estimate(fmean(row.accuracy) - at_age(other, _age(row)), None), "seeds"
+
+
+def _age(row: Row) -> float:
+    """The round of the last test."""
+    return row.curve["round"][-1]
+
+
+def at_age(row: Row, age: float) -> float:
+    """Mean accuracy of a run when it was as old as another, which a message budget may have ended early.
+
+    Between two tests of the run it is on the line that joins them; after the last it stays.
+    """
+    tests = list(zip(row.curve["round"], row.curve["accuracy"], strict=True))
+    if age >= tests[-1][0]:
+        return fmean(row.accuracy)
+    before = max((test for test in tests if test[0] <= age), default=tests[0])
+    after = min(test for test in tests if test[0] >= age)
+    if after[0] == before[0]:
+        return before[1]
+    return before[1] + (after[1] - before[1]) * (age - before[0]) / (after[0] - before[0])
