@@ -88,11 +88,12 @@ class Tiny(nn.Module):
         self.norm2 = nn.BatchNorm2d(4)
         self.mean = nn.AdaptiveAvgPool2d((2, 2))
         self.drop = nn.Dropout(0.0)
+        self.wide = nn.Conv2d(4, 4, 3, padding=1, bias=False)
         self.single = nn.Conv2d(8, 4, 3, stride=2, padding=1)
         self.end = nn.Linear(8 * 2 * 2 + 4, embedding)
 
     def forward(self, x):
-        x = self.pool(torch.relu(self.stem(x)))
+        x = self.wide(self.pool(torch.relu(self.stem(x))))
         left, right = torch.relu(self.norm(self.deep(x))), self.norm2(self.point(x))
         both = torch.stack((left, x + right), dim=2).flatten(1, 2)
         pixel = self.single(torch.nn.functional.adaptive_avg_pool2d(both, 1))

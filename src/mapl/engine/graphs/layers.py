@@ -8,8 +8,6 @@ are here. Their gradients are written straight into the group's flat gradient: a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +17,7 @@ import triton
 from torch import Tensor, nn
 
 from mapl.engine.graphs import kernels
+from mapl.engine.graphs.convolutions import Depthwise, OneByOne, Products, Sizes, Stem, is_power, rows, shift
 
 
 class CannotGroup(Exception):
@@ -63,11 +62,6 @@ class Stack:
             if name in self.called:
                 raise CannotGroup(f"layer {name} is called twice in a step")
             self.called.add(name)
-
-
-def rows(x: Tensor) -> Tensor:
-    """The tensor with its samples channels last in memory, which kernels take for granted."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x.contiguous()
 
 
 def grid_of(clients: int, x: Tensor) -> tuple[int, int]:
@@ -232,187 +226,6 @@ class _Matrices(torch.autograd.Function):
         return torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None, None, None, None
 
 
-_side_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
-"""Streams beside a stream, by (its handle, number): members' convolutions are branches of one graph."""
-
-
-def _side(device: torch.device, number: int) -> torch.cuda.Stream:
-    at = (torch.cuda.current_stream(device).cuda_stream, number)
-    if at not in _side_streams:
-        priority = torch.cuda.current_stream(device).priority
-        _side_streams[at] = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
-    return _side_streams[at]
-
-
-@contextmanager
-def _beside(device: torch.device, g: int, clients: int) -> Iterator[None]:
-    """What a group does for member g alone runs beside what it does for the others."""
-    if device.type != "cuda" or clients == 1:
-        yield
-        return
-    stream = _side(device, g)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-
-
-def _together(device: torch.device, clients: int) -> None:
-    """Wait for all members."""
-    if device.type == "cuda" and clients > 1:
-        for g in range(clients):
-            torch.cuda.current_stream(device).wait_stream(_side(device, g))
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A convolution without its weights."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    def square(self, x: Tensor) -> tuple[int, int, int, int, int]:
-        """Kernel, stride and padding of a square one, and the height and width that it makes of x."""
-        k, s, p = self.kernel[0], self.stride[0], self.padding[0]
-        return k, s, p, (x.shape[2] + 2 * p - k) // s + 1, (x.shape[3] + 2 * p - k) // s + 1
-
-    @staticmethod
-    def of(module: nn.Conv2d) -> Sizes:
-        assert not isinstance(module.padding, str)
-        return Sizes(module.kernel_size, module.stride, module.padding, module.dilation, module.groups)
-
-
-class _Convolutions(torch.autograd.Function):
-    """A convolution a member, one after another: for what is no plain matrix product."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
-        x = rows(x)
-        ctx.save_for_backward(x, weight)
-        ctx.gradient, ctx.sizes = gradient, sizes
-        made = []
-        for g, batch in enumerate(x.chunk(len(weight))):
-            with _beside(x.device, g, len(weight)):
-                made.append(_convolve(batch, weight[g], sizes))
-        _together(x.device, len(weight))
-        return made[0] if len(made) == 1 else torch.cat(made)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        x, weight = ctx.saved_tensors
-        dy, sizes, wanted = rows(dy), ctx.sizes, ctx.needs_input_grad[0]
-        found = []
-        for g, (batch, d) in enumerate(zip(x.chunk(len(weight)), dy.chunk(len(weight)), strict=True)):
-            with _beside(x.device, g, len(weight)):
-                dx, dw, _ = torch.ops.aten.convolution_backward(
-                    d, batch, weight[g], None, sizes.stride, sizes.padding, sizes.dilation, False, [0, 0],
-                    sizes.groups, [wanted, True, False],
-                )  # fmt: skip
-                ctx.gradient[g].copy_(dw)
-                found.append(dx)
-        _together(x.device, len(weight))
-        if not wanted:
-            return None, None, None, None, None
-        return found[0] if len(found) == 1 else torch.cat(found), None, None, None, None
-
-
-def _convolve(x: Tensor, weight: Tensor, sizes: Sizes) -> Tensor:
-    return F.conv2d(x, weight, None, sizes.stride, sizes.padding, sizes.dilation, sizes.groups)
-
-
-def _tiles(shape: Any) -> tuple[tuple[int, int], int, dict[str, int]]:
-    """For kernels over all places of images (N, C, H, W): the grid, how many places, and a program's share of them."""
-    n, c, h, w = shape
-    block = min(64, triton.next_power_of_2(c))
-    share = {"BLOCK_P": 1024 // block, "BLOCK_C": block}
-    return (triton.cdiv(n * h * w, share["BLOCK_P"]), triton.cdiv(c, block)), n * h * w, share
-
-
-def _lines(shape: Any) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """For kernels over the lines of images (N, C, H, W): the grid, and a program's share of a line."""
-    n, c, h, w = shape
-    block = min(64, triton.next_power_of_2(c))
-    share = {"BLOCK_W": min(triton.next_power_of_2(w), 1024 // block), "BLOCK_C": block}
-    return (triton.cdiv(w, share["BLOCK_W"]) * triton.cdiv(c, block), h, n), share
-
-
-class _Stem(torch.autograd.Function):
-    """A convolution of few channels, as a matrix product with what its filter sees at each place (no way back to x).
-
-    Libraries want channels by the eight: with three they are several times as slow as this.
-    """
-
-    BLOCK_P = 32
-
-    @staticmethod
-    def fits(sizes: Sizes, channels: int) -> bool:
-        square = all(len(set(size)) == 1 for size in (sizes.kernel, sizes.stride, sizes.padding))
-        return square and channels <= 4 and sizes.groups == 1 and sizes.dilation == (1, 1)
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
-        x = rows(x)
-        k, s, p, ho, wo = sizes.square(x)
-        n, c, h, w = x.shape
-        width = triton.cdiv(k * k * c, 16) * 16
-        seen = x.new_empty((len(weight), n // len(weight) * ho * wo, width))
-        places = n * ho * wo
-        grid = (triton.cdiv(places, _Stem.BLOCK_P),)
-        share = {"WIDTH": width, "BLOCK_K": triton.next_power_of_2(width), "BLOCK_P": _Stem.BLOCK_P, "num_warps": 8}
-        kernels.launch(kernels.columns, grid, x, seen, places, c, h, w, ho, wo, s, p, K=k, **share)
-        ctx.save_for_backward(seen)
-        ctx.gradient = gradient
-        y = torch.bmm(seen, F.pad(_as_matrices(weight), (0, width - k * k * c)).mT)
-        return y.view(n, ho, wo, -1).permute(0, 3, 1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None, None, None]:
-        (seen,) = ctx.saved_tensors
-        gradient = _as_matrices(ctx.gradient)
-        d = rows(dy).permute(0, 2, 3, 1).reshape(len(seen), -1, dy.shape[1])
-        gradient.copy_(torch.bmm(d.mT, seen)[..., : gradient.shape[2]])
-        return None, None, None, None, None
-
-
-def _as_matrices(filters: Tensor) -> Tensor:
-    """Filters (G, O, I, K, K), channels last in memory, as matrices (G, O, K · K · I): a view."""
-    return filters.movedim(2, 4).flatten(2)
-
-
-class _Depthwise(torch.autograd.Function):
-    """One filter a channel and member."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, token: Tensor, weight: Tensor, gradient: Tensor, sizes: Sizes) -> Tensor:
-        x = rows(x)
-        k, s, p, ho, wo = sizes.square(x)
-        n, c, h, w = x.shape
-        y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        geometry = c, h, w, ho, wo, shift(s), p
-        grid, share = _lines(y.shape)
-        member = n // len(weight), weight.stride(0)
-        kernels.launch(kernels.depthwise_forward, grid, x, weight, y, *member, *geometry, K=k, **share)
-        ctx.save_for_backward(x, weight)
-        ctx.gradient, ctx.kernel, ctx.geometry = gradient, k, geometry
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
-        x, weight = ctx.saved_tensors
-        k, geometry, gradient, dy = ctx.kernel, ctx.geometry, ctx.gradient, rows(dy)
-        clients, images, dx = len(weight), len(x) // len(weight), torch.empty_like(x)
-        grid, share = _lines(x.shape)
-        member = images, weight.stride(0)
-        kernels.launch(kernels.depthwise_backward, grid, dy, weight, dx, *member, *geometry, K=k, **share)
-        taps = k * k, triton.cdiv(x.shape[1], 32), clients
-        lines = images * dy.shape[2] * dy.shape[3], gradient.stride(0)
-        sizes = {"K": k, "BLOCK_R": 256, "BLOCK_C": 32, "num_warps": 8}
-        kernels.launch(kernels.depthwise_weights, taps, x, dy, gradient, *lines, *geometry, **sizes)
-        return dx, None, None, None, None
-
-
 class GroupConv(nn.Module):
     """A convolution with each member's own filters, and what comes after it: ReLU, and then maximum pooling.
 
@@ -426,10 +239,7 @@ class GroupConv(nn.Module):
         self.pool = MaxPool(pool) if pool is not None else None
         self.sizes = Sizes.of(module)
         self.has_bias = module.bias is not None
-        square = len({*module.kernel_size}) == len({*module.stride}) == len({*module.padding}) == 1
-        self.depthwise = square and module.groups == module.in_channels == module.out_channels
-        self.depthwise = self.depthwise and module.groups > 1 and module.dilation == (1, 1)
-        self.depthwise = self.depthwise and _is_power(module.stride[0])
+        self.depthwise = self.sizes.plain and 1 < module.groups == module.in_channels == module.out_channels
         self.keeps_size = all(2 * p + 1 == k for p, k in zip(self.sizes.padding, self.sizes.kernel, strict=True))
         self.keeps_size = self.keeps_size and module.groups == 1 and module.dilation == (1, 1)
         self.pointwise = module.kernel_size == module.stride == (1, 1) and module.padding == (0, 0)
@@ -446,14 +256,19 @@ class GroupConv(nn.Module):
             middle = (..., self.sizes.padding[0], self.sizes.padding[1])
             y = self._pointwise(x, weight[middle], gradient[middle])
         else:
-            stem = not x.requires_grad and _Stem.fits(self.sizes, x.shape[1])
-            function = _Depthwise if self.depthwise else _Stem if stem else _Convolutions
-            y = function.apply(x, self.stack.token, weight, gradient, self.sizes)  # type: ignore[no-untyped-call]
+            y = self._way(x).apply(x, self.stack.token, weight, gradient, self.sizes)
         if self.pool is not None:
             y = self.pool(y)
         if self.has_bias:
             y = _Bias.apply(y, self.stack, f"{self.name}.bias", self.relu)  # type: ignore[no-untyped-call]
         return y
+
+    def _way(self, x: Tensor) -> Any:
+        if self.depthwise:
+            return Depthwise
+        if not x.requires_grad and Stem.fits(self.sizes, x.shape[1]):
+            return Stem
+        return Products if self.stack.clients > 1 and Products.fits(self.sizes) else OneByOne
 
     def _pointwise(self, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
         """A 1×1 convolution: a matrix product of all pixels of a member with its weight."""
@@ -479,6 +294,14 @@ class GroupLinear(nn.Module):
         if self.has_bias:
             y = _Bias.apply(y, self.stack, f"{self.name}.bias", self.relu)  # type: ignore[no-untyped-call]
         return y.view(*x.shape[:-1], -1)
+
+
+def _tiles(shape: Any) -> tuple[tuple[int, int], int, dict[str, int]]:
+    """For kernels over all places of images (N, C, H, W): the grid, how many places, and a program's share of them."""
+    n, c, h, w = shape
+    block = min(64, triton.next_power_of_2(c))
+    share = {"BLOCK_P": 1024 // block, "BLOCK_C": block}
+    return (triton.cdiv(n * h * w, share["BLOCK_P"]), triton.cdiv(c, block)), n * h * w, share
 
 
 class _Pool(torch.autograd.Function):
@@ -520,7 +343,7 @@ class MaxPool(nn.Module):
             isinstance(v, int) or len(set(v)) == 1 for v in (module.kernel_size, module.stride, module.padding)
         )
         plain = _one(module.dilation) == 1 and not module.return_indices and _one(module.kernel_size) <= 15
-        return square and plain and _is_power(_one(module.stride))
+        return square and plain and is_power(_one(module.stride))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = _Pool.apply(x, *self.sizes, self.ceil)  # type: ignore[no-untyped-call]
@@ -546,15 +369,6 @@ class AveragePool(nn.Module):
         pooled = torch.matmul(sums, x.permute(0, 2, 3, 1).reshape(n, h * w, c)) * share.to(x.dtype)
         rows_out, columns = F.adaptive_avg_pool2d(x.new_empty((1, 1, h, w), device="meta"), self.size).shape[2:]
         return pooled.view(n, rows_out, columns, c).permute(0, 3, 1, 2)
-
-
-def _is_power(stride: int) -> bool:
-    return stride & (stride - 1) == 0
-
-
-def shift(stride: int) -> int:
-    """A stride of 2^shift; kernels divide by it with a shift."""
-    return stride.bit_length() - 1
 
 
 def _one(size: Any) -> int:

@@ -1,0 +1,92 @@
+"""Convolutions of a group against torch's own in float64, member by member."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from mapl.engine.graphs.convolutions import Depthwise, OneByOne, Products, Sizes, Stem
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def case(way, clients, batch, channels, filters, image, k, stride, padding, groups=1, dtype=torch.float32, want=True):
+    """How far y, dx and dw are from float64, each relative to its size."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    draw = torch.Generator().manual_seed(channels + 7 * filters + k)
+    x = torch.randn(clients * batch, channels, *image, generator=draw).to(DEVICE, dtype)
+    x = x.to(memory_format=torch.channels_last)
+    size = filters, k, k, channels // groups
+    # In a flat vector a member's filters are followed by other parameters.
+    room = torch.randn(clients, filters * k * k * size[3] + 5, generator=draw).to(DEVICE, dtype)
+    weight = room[:, :-5].unflatten(1, size).movedim(4, 2)
+    into = torch.full_like(room, 3.0)
+    gradient = into[:, :-5].unflatten(1, size).movedim(4, 2)
+    sizes = Sizes((k, k), (stride, stride), (padding, padding), (1, 1), groups)
+    x = x.requires_grad_(want)
+    token = torch.empty(0, device=DEVICE, requires_grad=True)
+    y = way.apply(x, token, weight, gradient, sizes)
+    dy = torch.randn(y.shape, generator=draw).to(DEVICE, dtype)
+    y.backward(dy)
+    exact, pixels, taps = [], x.detach().double().requires_grad_(), weight.double().requires_grad_()
+    for images, own in zip(pixels.chunk(clients), taps, strict=True):
+        exact.append(F.conv2d(images, own, None, stride, padding, 1, groups))
+    torch.cat(exact).backward(dy.double())
+    assert bool((into[:, -5:] == 3).all()), "it wrote past its own parameters"
+    pairs = [(y, torch.cat(exact)), (gradient, taps.grad)] + ([(x.grad, pixels.grad)] if want else [])
+    return max(float((a.detach().double() - b.detach()).norm() / b.detach().norm().clamp_min(1e-9)) for a, b in pairs)
+
+
+SHAPES = [
+    (2, 4, 16, 8, (6, 6), 3, 1, 1),
+    (3, 2, 20, 24, (5, 7), 3, 2, 1),  # no channels by the sixteen, an odd image, a stride
+    (1, 3, 65, 130, (4, 4), 3, 1, 1),  # more channels than a block has
+    (2, 2, 8, 8, (9, 9), 5, 4, 2),
+    (2, 3, 8, 16, (6, 6), 2, 2, 0),
+    (2, 300, 8, 8, (2, 2), 3, 1, 1),  # so many places that the filters' sums are split
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_convolutions(shape):
+    assert case(Products, *shape) < 2e-6
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_the_librarys_are_too(shape):
+    assert case(OneByOne, *shape) < 2e-6
+
+
+def test_without_a_way_back_to_the_images_filters_still_learn():
+    assert case(Products, 2, 3, 8, 8, (5, 5), 3, 1, 1, want=False) < 2e-6
+    assert case(Stem, 2, 3, 3, 8, (9, 9), 3, 2, 1, want=False) < 2e-6
+
+
+def test_a_filter_a_channel():
+    assert case(Depthwise, 2, 3, 12, 12, (6, 6), 3, 2, 1, groups=12) < 2e-6
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="each example would be compiled anew")
+@settings(max_examples=25)
+@given(st.data())
+def test_any_plain_convolution(data):
+    k = data.draw(st.integers(1, 5))
+    image = data.draw(st.tuples(st.integers(k, 9), st.integers(k, 9)))
+    stride, padding = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.integers(0, k - 1))
+    counts = [
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 4)),
+        *data.draw(st.tuples(*[st.integers(1, 40)] * 2)),
+    ]
+    assert case(Products, *counts, image, k, stride, padding) < 5e-6
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(5, 128, 64, 64, (8, 8), 3, 1, 1), (5, 128, 96, 112, (4, 4), 3, 2, 1)], ids=str)
+def test_on_a_gpu_bf16_is_as_exact_as_it_can_be(shape):
+    assert case(Products, *shape, dtype=torch.bfloat16) < 4e-3  # half a unit in the last of 8 bits
