@@ -28,8 +28,8 @@ def write_aside(path: Path, data: bytes | memoryview) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder of a run; whoever else wants to write it meanwhile is told so.
+def only_writer(folder: Path, what: str = "run") -> Iterator[None]:
+    """Hold the folder of a run, or of what else it is; whoever else wants to write it meanwhile is told so.
 
     The kernel keeps the lock, on the folder itself: it leaves no file behind and ends with the process, even kill -9.
     """
@@ -41,7 +41,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Busy(f"another process is writing run {str(folder)!r}; wait for it, or end it") from error
+            raise Busy(f"another process is writing {what} {str(folder)!r}; wait for it, or end it") from error
         except OSError:
             pass  # a file system without locks: then it is as it would be without this function
         yield

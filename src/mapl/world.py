@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,8 +57,31 @@ def given_in_python(recipe: Recipe, data: Dataset | None, backbones: Mapping[str
     return recipe
 
 
+_kept: ContextVar[dict[DataSettings, Dataset] | None] = ContextVar("_kept", default=None)
+
+
+@contextmanager
+def keeping_data() -> Iterator[None]:
+    """Inside, the data set that was loaded last is kept for the next run that names the same one."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
 def load_data(recipe: Recipe) -> Dataset:
     """The data set that a recipe names."""
+    kept = _kept.get()
+    if kept is None:
+        return _load(recipe)
+    if recipe.data not in kept:
+        kept.clear()  # before it is loaded: two at a time may be more than the memory holds
+        kept[recipe.data] = _load(recipe)
+    return kept[recipe.data]
+
+
+def _load(recipe: Recipe) -> Dataset:
     if recipe.data.name == GIVEN_IN_PYTHON:
         raise MaplError("the data of this run was given in Python: pass it again, as mapl.resume(folder, data=…)")
     source = find("data set", recipe.data.name, mapl.data.sources)

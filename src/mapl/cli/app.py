@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from mapl.cli import data, demo, export, look, runs
+from mapl.cli import data, demo, export, look, reproduce, runs
 from mapl.errors import MaplError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("run")(runs.run_command)
 app.command("resume")(runs.resume_command)
 app.command("compare")(look.compare_command)
 app.command("report")(look.report_command)
+app.command("reproduce")(reproduce.reproduce_command)
 app.command("list")(look.list_command)
 app.command("show")(look.show_command)
 app.command("export")(export.export_command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,9 @@ WATCHED: Tree = {"evaluate": {"all_images": True, "every": 10}, "checkpoint": {"
 QUIET = ("engine.", "checkpoint.", "evaluate.every", "evaluate.all_images", "data.folder", "name")
 """Settings that leave a run what it is."""
 
-SMALL_BACKBONES = {"resnet18": "cnn", "shufflenet": "separable", "googlenet": "residual", "alexnet": "mlp"}
+# Tests with all images of a class are most of a small run, and convolutions most of a test.
+TINY = {"resnet18": "mlp", "shufflenet": "cnn", "googlenet": "mlp", "alexnet": "mlp"}
+LITTLE = {"resnet18": "cnn", "shufflenet": "separable", "googlenet": "residual", "alexnet": "mlp"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Scale:
     """In place of the paper's 20."""
     data: str | None
     """The one data set that everything is run on; None: each cell's own."""
+    backbones: Mapping[str, str] = field(hash=False)
+    """What takes the place of the paper's."""
     over: Tree = field(hash=False)
 
     def shrunk(self, tree: Tree) -> Tree:
@@ -41,7 +45,7 @@ class Scale:
         clients = max(2 * tree["partition"]["clusters"], before * self.clients // CLIENTS)
         share = self.rounds / tree["rounds"]
         small = merge(tree, {"rounds": self.rounds, "clients": clients, "method": self._method(tree["method"], share)})
-        small["model"] = {**tree["model"], "backbones": [SMALL_BACKBONES[name] for name in tree["model"]["backbones"]]}
+        small["model"] = {**tree["model"], "backbones": [self.backbones[name] for name in tree["model"]["backbones"]]}
         if self.data:
             small = merge(small, {"data": {"name": self.data}})
         if budget := tree["network"].get("message_budget"):
@@ -60,27 +64,29 @@ class Scale:
 
 SCALES = {
     "smoke": Scale(
-        "FashionMNIST alone, 4 clients, 4 rounds, few images, small backbones: that everything works, in minutes",
+        "FashionMNIST alone, 4 clients, 4 rounds, few images, tiny backbones: that everything works, in minutes",
         rounds=4,
         clients=4,
         data="fashionmnist",
+        backbones=TINY,
         over={
             "partition": {"shots": 10, "shots_range": [5, 10]},
             "model": {"embedding": 32, "projection": 32, "hidden": 64},
             "train": {"batch": 10, "learning_rate": 1e-3},
-            "evaluate": {"every": 2},
+            "evaluate": {"every": 4},
         },
     ),
     "small": Scale(
-        "10 clients, 40 rounds, 60 images a class, small backbones: an evening on a laptop",
+        "10 clients, 40 rounds, 40 images a class, small backbones: an evening on a laptop",
         rounds=40,
         clients=10,
         data=None,
+        backbones=LITTLE,
         over={
-            "partition": {"shots": 60, "shots_range": [20, 60]},
+            "partition": {"shots": 40, "shots_range": [15, 40]},
             "model": {"embedding": 64, "projection": 64, "hidden": 128},
             "train": {"batch": 20, "learning_rate": 1e-3},
-            "evaluate": {"every": 5},
+            "evaluate": {"every": 20},
         },
     ),
 }

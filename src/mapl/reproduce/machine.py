@@ -1,0 +1,36 @@
+"""The machine that a run is made on, in words, for the record and to know which measured times hold here."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from mapl.engine.choose import find_device
+from mapl.recipe import Recipe
+
+
+def device_name(recipe: Recipe) -> str:
+    """The GPU's name, or the CPU's."""
+    device = find_device(recipe.engine)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
+
+
+def precision(recipe: Recipe) -> str:
+    """Of matrix products: what the recipe says on a GPU; the CPU has one."""
+    return recipe.engine.precision if find_device(recipe.engine).type == "cuda" else "fp32"
+
+
+def versions() -> dict[str, str]:
+    return {"mapl": version("mapl"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or f"CPU ({platform.machine()})"
