@@ -26,14 +26,18 @@ SMALL = 10
 """Numbers that fit along a small panel."""
 
 
-def by_cluster(record: Record) -> list[int]:
+def by_cluster(clusters: Sequence[int]) -> list[int]:
     """Clients in the order of clusters, so that a cluster is a block."""
-    return sorted(range(len(record.clients)), key=lambda i: (record.clients[i].cluster, i))
+    return sorted(range(len(clusters)), key=lambda i: (clusters[i], i))
+
+
+def clusters_of(record: Record) -> list[int]:
+    return [card.cluster for card in record.clients]
 
 
 def data_figure(record: Record) -> Figure:
     """Clients × classes, coloured by cluster; and the share of classes that each pair of clients has in common."""
-    order = by_cluster(record)
+    order = by_cluster(clusters_of(record))
     cards = [record.clients[i] for i in order]
     clusters = sorted({card.cluster for card in cards})
     classes = 1 + max((k for card in cards for k in card.classes), default=0)
@@ -44,15 +48,15 @@ def data_figure(record: Record) -> Figure:
     left, right = made.subplots(1, 2, width_ratios=(1.5, 1))
     palette = ListedColormap(["white", *PALETTE])
     left.imshow(held, cmap=palette, vmin=0, vmax=len(PALETTE), aspect="auto", interpolation="nearest")
-    _cells(left, "Who has which class", "class", "client", [str(k) for k in range(classes)], [str(i) for i in order])
+    cells(left, "Who has which class", "class", "client", [str(k) for k in range(classes)], [str(i) for i in order])
     left.set_xticks(np.arange(-0.5, classes), minor=True)
     left.set_yticks(np.arange(-0.5, len(cards)), minor=True)
     if classes <= 4 * LABELLED and len(cards) <= 4 * LABELLED:
         left.grid(which="minor", color="white", linewidth=1.2)
     left.tick_params(which="minor", length=0)
-    shown = _overlap(right, record, order, "Share of classes in common")
+    shown = overlap(right, [card.classes for card in record.clients], clusters_of(record), "Share of classes in common")
     bar = made.colorbar(shown, ax=right, shrink=0.8)
-    _slim(bar)
+    slim(bar)
     return made
 
 
@@ -74,57 +78,62 @@ def _mixes(rows: dict[int, dict[str, list[int]]]) -> bool:
 
 def graph_figure(record: Record, rounds: dict[int, str]) -> Figure:
     """The paper's picture: what the data have in common, and W as the rounds pass, on one scale."""
-    order = by_cluster(record)
-    clusters = [card.cluster for card in record.clients]
+    clusters = clusters_of(record)
+    order = by_cluster(clusters)
     matrices = {t: record.weights(t) for t in rounds}
     made = figure(2.5, "compressed")
     panels = made.subplots(1, 1 + len(rounds), squeeze=False)[0]
-    _overlap(panels[0], record, order, "true overlap of classes", SMALL)
+    overlap(panels[0], [card.classes for card in record.clients], clusters, "true overlap of classes", SMALL)
     top = max(float(matrix.max()) for matrix in matrices.values())
     shown = None
     for panel, (t, why) in zip(panels[1:], rounds.items(), strict=True):
-        shown = panel.imshow(_arranged(matrices[t], order), cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
+        shown = panel.imshow(arranged(matrices[t], order), cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
         share = share_inside(matrices[t], clusters)
         inside = "" if share != share else f"\n{100 * share:.0f} % inside clusters"
         labels = [str(i) for i in order]
-        _cells(panel, f"round {t + 1} ({why}){inside}", "listens to", "", labels, labels, SMALL)
-        _boundaries(panel, record, order)
+        cells(panel, f"round {t + 1} ({why}){inside}", "listens to", "", labels, labels, SMALL)
+        boundaries(panel, clusters, order)
     panels[1].set_ylabel("client", fontsize=9, color=INK)
     if shown is not None:
         bar = made.colorbar(shown, ax=list(panels[1:]), shrink=0.75, pad=0.015)
         bar.set_label("weight", fontsize=9, color=INK)
-        _slim(bar)
+        slim(bar)
     return made
 
 
-def _slim(bar: Colorbar) -> None:
+def slim(bar: Colorbar) -> None:
+    """A colour bar that does not compete with the map."""
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=INK, length=2)
 
 
-def _overlap(axes: Axes, record: Record, order: Sequence[int], title: str, most: int = 12) -> AxesImage:
-    overlap = class_overlap([card.classes for card in record.clients])
-    shown = axes.imshow(_arranged(overlap, order), cmap=GREYS, vmin=0, vmax=1, interpolation="nearest")
+def overlap(
+    axes: Axes, classes: Sequence[Sequence[int]], clusters: Sequence[int], title: str, most: int = 12
+) -> AxesImage:
+    """The share of classes that each pair of clients has in common."""
+    order = by_cluster(clusters)
+    shown = axes.imshow(arranged(class_overlap(classes), order), cmap=GREYS, vmin=0, vmax=1, interpolation="nearest")
     labels = [str(i) for i in order]
-    _cells(axes, title, "client", "client", labels, labels, most)
-    _boundaries(axes, record, order)
+    cells(axes, title, "client", "client", labels, labels, most)
+    boundaries(axes, clusters, order)
     return shown
 
 
-def _arranged(matrix: Tensor, order: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def arranged(matrix: Tensor, order: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Rows and columns in this order."""
     index = torch.tensor(list(order))
     return matrix[index][:, index].numpy().astype(np.float64)
 
 
-def _boundaries(axes: Axes, record: Record, order: Sequence[int]) -> None:
+def boundaries(axes: Axes, clusters: Sequence[int], order: Sequence[int]) -> None:
     """Lines between the true clusters."""
     for place in range(1, len(order)):
-        if record.clients[order[place]].cluster != record.clients[order[place - 1]].cluster:
+        if clusters[order[place]] != clusters[order[place - 1]]:
             axes.axhline(place - 0.5, color=PALETTE[1], linewidth=1)
             axes.axvline(place - 0.5, color=PALETTE[1], linewidth=1)
 
 
-def _cells(axes: Axes, title: str, x: str, y: str, columns: Sequence[str], rows: Sequence[str], most: int = 12) -> None:
+def cells(axes: Axes, title: str, x: str, y: str, columns: Sequence[str], rows: Sequence[str], most: int = 12) -> None:
     """A map's axes: numbers of clients and classes, `most` of them written, no grid."""
     tidy(axes, title, x, y)
     axes.grid(visible=False)

@@ -74,9 +74,9 @@ figcaption b { color: var(--ink); }
 """
 
 
-def page(title: str, body: Sequence[str]) -> bytes:
-    """The whole file. `body` is HTML; the title is text."""
-    text = PAGE.substitute(title=escape(title), style=STYLE, body="\n".join(body))
+def page(title: str, body: Sequence[str], style: str = "") -> bytes:
+    """The whole file. `body` is HTML; the title is text; `style` goes over the style of all pages."""
+    text = PAGE.substitute(title=escape(title), style=STYLE + style, body="\n".join(body))
     # A folder's name may hold bytes that are no text.
     return text.encode("utf-8", "replace")
 
@@ -123,7 +123,7 @@ def arms_table(lines: Sequence[Line]) -> str:
         dot = f'<span class="dot" style="background:{line.colour}"></span>'
         name = f'<div class="arm">{dot}<span>{escape(line.label)}</span></div>'
         rows.append([name, *map(escape, _numbers(line))])
-    return _table(titles.split("|"), rows, left=1)
+    return table(titles.split("|"), rows, left=1)
 
 
 def _numbers(line: Line) -> list[str]:
@@ -157,7 +157,7 @@ def runs_table(lines: Sequence[Line]) -> str:
         for line in lines
         for run in line.runs
     ]
-    return _table(["folder", "arm", "seed", "rounds", "accuracy (%)", "fingerprint"], rows, left=2)
+    return table(["folder", "arm", "seed", "rounds", "accuracy (%)", "fingerprint"], rows, left=2)
 
 
 def clients_table(record: Record) -> str:
@@ -178,7 +178,7 @@ def clients_table(record: Record) -> str:
         ]
         rows.append([escape(cell) for cell in row])
     titles = "client|cluster|backbone|parameters|classes|training images|test images|accuracy (%)|listens most to"
-    return _table(titles.split("|"), rows, left=3)
+    return table(titles.split("|"), rows, left=3)
 
 
 def _most(row: Tensor) -> str:
@@ -201,7 +201,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs) or "none"
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
     """A table of HTML cells, the first `left` columns of which are words."""
 
     def cells(tag: str, values: Sequence[str]) -> str:

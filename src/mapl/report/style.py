@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -36,6 +37,14 @@ def png(made: Figure) -> bytes:
     """The figure as PNG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     made.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def svg(made: Figure) -> bytes:
+    """The figure as SVG, its text as outlines; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "mapl"}):
+        made.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 

@@ -1,0 +1,145 @@
+"""What one sees in the tables and figures of a reproduction, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from statistics import fmean
+
+from mapl.clusters import share_inside
+from mapl.report.reproduction_figures import heads, separation
+from mapl.report.words import count, listing
+from mapl.reproduce.complexity import Cost
+from mapl.reproduce.scale import SCALES
+from mapl.reproduce.statistics import CellResult
+from mapl.reproduce.store import Row, Store
+
+TABLES_EXPLAINED = (
+    "Laid out as in the paper. A filled cell has our accuracy in percent (mean over clients and seeds at the last "
+    "round, never the best one; ± is the half-width of a 95 % interval over seeds), the published one, ours less the "
+    "published and whether the published value lies inside our interval, and the collaboration gain: the accuracy less "
+    "that of the same clients, seed and first weights without letters. Bold is the best of those that compete in a "
+    "column, among ours and among the published. A dash was not run. Tests are the paper's, 15 images a class of each "
+    "client; the folded tables also have all test images of each client's classes."
+)
+PAIRS_EXPLAINED = (
+    "MAPL's accuracy less another method's, in points, on the same shards and seeds, so that what shards and seeds do "
+    "to both cancels. ± is a 95 % interval over seeds; with one seed it is over clients."
+)
+GRAPH_EXPLAINED = (
+    "Inside clusters is the share of the weight that clients give to others which stays inside the true clusters, "
+    "which no client is told about; at first is the first test. The adjusted Rand index compares a spectral clustering "
+    "of W with the true clusters: 1 is exact, 0 is chance. Messages are counted by the ledger; the full mesh has "
+    "M(M − 1) of them a round."
+)
+FINAL_GRAPHS = (
+    "W at the end of every run with 20 clients that learned its graph; row i is how much client i listens to each of "
+    "the others. One scale for all, on which what a client keeps for itself may be off the top. Orange lines part the "
+    "true clusters; the share of weight given to others that stays inside them is above each."
+)
+
+
+def below(rows: Sequence[Row]) -> str:
+    """The line under the title."""
+    if not rows:
+        return "Made by mapl from an empty results store."
+    days = sorted(datetime.fromisoformat(row.date).date().isoformat() for row in rows)
+    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    return f"Made by mapl from {count(len(rows), 'run')} by the paper's protocol, {when}."
+
+
+def printed(some: Sequence[CellResult], beside: bool) -> str:
+    against = " The tables above have the released program's form." if beside else ""
+    mean = fmean(100 * result.difference for result in some)
+    return (
+        f"{count(len(some), 'cell was', 'cells were')} run with the losses and the graph learning that the paper "
+        f"prints, which its released program differs from: {mean:+.1f} points from the published in the mean.{against}"
+    )
+
+
+def scaled(scale: str, store: Store) -> str:
+    """What the scale is, for who might take its numbers for the paper's."""
+    known = scale.split(" + ")[0]
+    what = f" ({SCALES[known].title})" if known in SCALES else ""
+    rows = [row for row in store.rows.values() if row.scale == scale]
+    return (
+        f"{count(len(rows), 'run')} at the scale “{scale}”{what}. These are not the paper's experiments: the published "
+        "numbers stand beside them for orientation alone, none of these cells counts as filled, and no sentence above "
+        "rests on them."
+    )
+
+
+def curves_caption(groups: Mapping[str, Sequence[Row]], of: int) -> str:
+    seeds = listing(sorted({len(rows) for rows in groups.values()}))
+    ends = [
+        f"{label}: {100 * fmean(shares):.0f} %"
+        for label, rows in groups.items()
+        if (shares := [s for row in rows if (s := share_inside(row.matrix(), row.clusters)) == s])
+    ]
+    left = f" {of - len(groups)} more settings are in the table alone." if of > len(groups) else ""
+    return (
+        "What becomes of the graph: edges in use, messages of a round, and the share of the weight given to others "
+        f"that stays inside the true clusters. Means over seeds (their number: {seeds}). Inside at the end: "
+        f"{'; '.join(ends)}.{left}"
+    )
+
+
+def conv_caption(some: Sequence[CellResult]) -> str:
+    ends = []
+    for scenario in sorted({int(r.cell.setting["scenario"]) for r in some}):
+        here = sorted((r for r in some if r.cell.setting["scenario"] == scenario), key=lambda r: -r.accuracy.mean)
+        ends.append(f"scenario {scenario}: " + ", ".join(f"{r.cell.method} {r.accuracy.text()} %" for r in here))
+    return (
+        "Convergence of test accuracy (the paper's protocol) on CIFAR-10 with 20 clients and four backbones: mean over "
+        f"seeds, their range shaded. At the last round, {'; '.join(ends)}."
+    )
+
+
+def class_sim_caption(without: Row, with_proto: Row) -> str:
+    before, after = (separation(heads(row), row.clusters)[2] for row in (without, with_proto))
+    verdict = _alignment_verdict(before, after)
+    return (
+        "Left: training images. Middle and right: how alike the heads of every two clients are (mean over classes of "
+        f"the cosine), each on its own scale, trained without and with l_proto; seed {with_proto.seed}. The AUC is how "
+        f"often a pair of one cluster is more alike than a pair of two: {before:.2f} without l_proto and {after:.2f} "
+        f"with it (0.5 is chance, 1 tells all pairs apart). {verdict}"
+    )
+
+
+def _alignment_verdict(before: float, after: float) -> str:
+    if after >= 0.9 and before < 0.75:
+        return "As in the paper, heads tell who has like data only when class-wise features are aligned."
+    if after >= 0.9:
+        return "Heads tell who has like data with l_proto, but here without it, too: the paper shows no pattern there."
+    return "Here heads do not tell clearly who has like data even with l_proto; in the paper they do."
+
+
+def col_graph_caption(row: Row, early: Row | None, scenario: int) -> str:
+    last = share_inside(row.matrix(), row.clusters)
+    found = row.extra["embedding"]
+    start = ""
+    if early is not None:
+        then = early.extra["embedding"]
+        start = f" ({100 * then['aligned']:.0f} % and {100 * then['kin']:.0f} % after round {early.rounds})"
+    return (
+        f"Scenario {scenario}, CIFAR-10, 10 clients, seed {row.seed}. (a) What data have in common. (b) The mixing "
+        f"matrix W; the warm-up ends with round 100; after round {row.rounds}, {100 * last:.0f} % of the weight given "
+        "to others stays inside the true clusters, which orange lines part. (c) Test images laid out by t-SNE, each "
+        "seen by its own client's model. The nearest embedding at another client is of the same class for "
+        f"{100 * found['aligned']:.0f} % (any: {100 * found['by_chance']:.0f} %) and of the same cluster for "
+        f"{100 * found['kin']:.0f} %{start}. Prototypes live in the space of the projections p, so they are drawn "
+        "there. Distances between far islands mean nothing."
+    )
+
+
+def complexity_words(costs: Sequence[Cost]) -> str:
+    right = [cost.method for cost in costs if cost.exact]
+    wrong = [cost.method for cost in costs if not cost.exact]
+    given = ", ".join(f"{name} = {size:,}" for name, size in costs[0].sizes.items())
+    return (
+        "What the paper's formulas say a round sends (in numbers, without the factor T), and what the ledger counted "
+        f"with {given}; θ and φ are those of ResNet-18 and its head. Bytes are 4 a number, 8 a count, and a header a "
+        f"letter. The formula is what is sent after the warm-up for {listing(right)}"
+        + (f", and not for {listing(wrong)}" if wrong else "")
+        + ". The last column is the formula for 20 clients and 400 rounds on the full mesh."
+    )

@@ -1,0 +1,198 @@
+"""What a reproduction found, in sentences. Every one is computed from the results store; none is a hope."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from mapl.clusters import adjusted_rand, share_inside
+from mapl.paper import cells
+from mapl.report.reproduction_tables import (
+    PAPER_COMMUNICATIONS,
+    contest,
+    counted_by_the_paper,
+    first_inside,
+    pairs,
+    place,
+)
+from mapl.report.words import count, listing
+from mapl.reproduce.statistics import CellResult
+from mapl.reproduce.store import Row
+
+METHOD_TABLES = ("res_hetero", "res_homo", "var1")
+"""Those that compare methods; the others take MAPL apart."""
+SENTENCES = 6
+"""Of one kind; the tables have all."""
+
+
+def headlines(results: Sequence[CellResult], rows: Sequence[Row], graphs: Sequence[Row]) -> dict[str, list[str]]:
+    """The few things to know, by subject, from all runs by the paper's protocol and those that learned a graph."""
+    if not results:
+        nothing = f"None of the {len(cells())} cells of the paper's tables has been run by its protocol yet."
+        return {"What was run": [nothing]}
+    said = {
+        "What was run": [coverage(results, rows)],
+        "What was confirmed, and what was not": [*agreement(results), *mapl_sentences(results)],
+        "What letters bought": gain_sentences(results),
+        "Whether MAPL is the best": [*rank_sentences(results), *paired_sentences(results)],
+        "What became of the graph": graph_sentences(graphs),
+    }
+    return {title: sentences for title, sentences in said.items() if sentences}
+
+
+def coverage(results: Sequence[CellResult], rows: Sequence[Row]) -> str:
+    """How much was run, on what, for how long."""
+    by_seeds = Counter(len(result.rows) for result in results)
+    seeds = listing(f"{count(number, 'seed')} in {count(many, 'cell')}" for number, many in sorted(by_seeds.items()))
+    controls = sum(row.control for row in rows)
+    says = {"released": "as the released program has it", "paper": "as the paper prints it"}
+    forms = listing(says.get(form, form) for form in sorted({row.form for row in rows if row.form}, reverse=True))
+    devices = listing(sorted({f"{row.device} ({row.precision})" for row in rows}))
+    hours = sum(row.seconds + row.setup_seconds for row in rows) / 3600
+    return (
+        f"{len(results)} of the {len(cells())} cells of the paper's tables are filled, with {seeds}. They and their "
+        f"figures took {count(len(rows), 'run')}, {controls} of them controls without letters: {hours:.1f} hours on "
+        f"{devices}.{f' MAPL {forms}.' if forms else ''}"
+    )
+
+
+def agreement(results: Sequence[CellResult]) -> list[str]:
+    """How near the published numbers ours are."""
+    judged = [result for result in results if result.published_inside is not None]
+    inside = sum(bool(result.published_inside) for result in judged)
+    differences = [100 * result.difference for result in results]
+    said = []
+    if judged:
+        said.append(
+            f"Of the {count(len(judged), 'filled cell')} with two or more seeds, the published value lies within our "
+            f"95 % interval in {inside}. Every published number is one run itself."
+        )
+    if len(judged) < len(results):
+        alone = len(results) - len(judged)
+        said.append(f"{count(alone, 'cell has', 'cells have')} one seed, so no interval: nothing is confirmed there.")
+    said.append(
+        f"Ours less the published, over all filled cells: {fmean(differences):+.1f} points in the mean, from "
+        f"{min(differences):+.1f} to {max(differences):+.1f}; without signs {fmean(map(abs, differences)):.1f}."
+    )
+    return said
+
+
+def _main(results: Sequence[CellResult]) -> list[CellResult]:
+    """Full MAPL, once for each run: the first table that has it stands for the others."""
+    found: dict[str, CellResult] = {}
+    for result in results:
+        if _is_mapl(result) and result.cell.table in METHOD_TABLES:
+            found.setdefault(result.rows[0].key, result)
+    # The paper's main setting first.
+    return sorted(found.values(), key=lambda r: (r.cell.table != "res_hetero", r.cell.setting["dataset"] != "CIFAR10"))
+
+
+def mapl_sentences(results: Sequence[CellResult]) -> list[str]:
+    said = []
+    for result in _main(results)[:SENTENCES]:
+        ours, published = result.accuracy, 100 * result.published
+        text = f"{place(result.cell)}: {100 * ours.mean:.1f} % over {count(len(result.rows), 'seed')}"
+        if ours.interval is None:
+            said.append(f"{text} against the published {published:.1f} %; one seed has no interval.")
+            continue
+        low, high = 100 * (ours.mean - ours.interval), 100 * (ours.mean + ours.interval)
+        way = "lower" if result.difference < 0 else "higher"
+        verdict = "confirmed" if result.published_inside else f"not confirmed, ours is {way}"
+        interval = f"(95 % interval {low:.1f} to {high:.1f})"
+        said.append(f"{text} {interval} against the published {published:.1f} %: {verdict}.")
+    return said
+
+
+def gain_sentences(results: Sequence[CellResult]) -> list[str]:
+    """What the letters bought MAPL."""
+    said = []
+    for result in _main(results)[:SENTENCES]:
+        if result.gain is None:
+            continue
+        text = (
+            f"Collaboration gain: letters bought {place(result.cell)}, {result.gain.text(sign='+')} points over the "
+            "same clients without letters"
+        )
+        if result.gain.interval is None:
+            said.append(f"{text}; with one seed nobody can say how much of that is chance.")
+            continue
+        over = "clients of one seed" if result.gain_over == "clients" else count(len(result.controls), "seed")
+        sure = abs(result.gain.mean) > result.gain.interval
+        side = "above" if result.gain.mean > 0 else "below"
+        verdict = f"lies {side} 0" if sure else "includes 0, so this does not show that letters help or harm"
+        said.append(f"{text}; the 95 % interval over {over} {verdict}.")
+    return said
+
+
+def rank_sentences(results: Sequence[CellResult]) -> list[str]:
+    """Whether MAPL is the best, as published. MAPL and MAPL+ count as one: the paper's own."""
+    held = _contests(results)
+    if not held:
+        return []
+    won = [group for group in held if _is_mapl(max(group, key=lambda r: r.accuracy.mean))]
+    published = sum(_is_mapl(max(group, key=lambda r: r.published)) for group in held)
+    text = (
+        f"MAPL has the highest mean in {len(won)} of the {count(len(held), 'contest')} that it and at least one other "
+        f"method were run in; by the published numbers of the same cells, in {published}."
+    )
+    return [text, *[_lost(group) for group in held if group not in won][:SENTENCES]]
+
+
+def _contests(results: Sequence[CellResult]) -> list[list[CellResult]]:
+    """Cells that are compared with each other, MAPL and another method among them; the same runs once."""
+    contests: dict[tuple[str, ...], list[CellResult]] = {}
+    for result in results:
+        if result.cell.table in METHOD_TABLES:
+            contests.setdefault(contest(result.cell), []).append(result)
+    both = [group for group in contests.values() if len({_is_mapl(r) for r in group}) == 2]
+    return list({frozenset(r.rows[0].key for r in group): group for group in reversed(both)}.values())[::-1]
+
+
+def _is_mapl(result: CellResult) -> bool:
+    return result.cell.method in ("MAPL", "MAPL+")
+
+
+def _lost(group: Sequence[CellResult]) -> str:
+    best = max(group, key=lambda r: r.accuracy.mean)
+    mine = max((r for r in group if _is_mapl(r)), key=lambda r: r.accuracy.mean)
+    ahead = f"{best.accuracy.text()} % against {mine.accuracy.text()} %"
+    return f"{place(best.cell)} is ahead of {mine.cell.method}: {ahead}."
+
+
+def paired_sentences(results: Sequence[CellResult]) -> list[str]:
+    found = [pair for pair in pairs(results) if pair.better.interval is not None]
+    if not found:
+        return []
+    better, worse = (sum(pair.verdict.startswith(word) for pair in found) for word in ("better", "worse"))
+    neither = len(found) - better - worse
+    return [
+        f"Of {count(len(found), 'comparison')} of MAPL or MAPL+ with another method on the same shards and seeds, the "
+        f"95 % interval shows it better in {better} and worse in {worse}; in {neither} it includes 0. With one seed "
+        "that interval is over clients, and knows nothing of other seeds."
+    ]
+
+
+def graph_sentences(rows: Sequence[Row]) -> list[str]:
+    """Whether the graph found the clusters, and what it saved."""
+    rows = [row for row in rows if len(set(row.clusters)) > 1]
+    shares = [share for row in rows if (share := share_inside(row.matrix(), row.clusters)) == share]
+    if not shares:
+        return []
+    first = [share for row in rows if (share := first_inside(row)) == share]
+    rand = [adjusted_rand(row.matrix(), row.clusters) for row in rows]
+    said = [
+        f"The learned graph: over {count(len(rows), 'run')}, {100 * fmean(shares):.0f} % of the weight given to others "
+        f"ends inside the true clusters (from {100 * min(shares):.0f} % to {100 * max(shares):.0f} %"
+        + (f"; {100 * fmean(first):.0f} % at first" if first else "")
+        + f"), and a spectral clustering of W finds the clusters exactly in {sum(r == 1 for r in rand)}."
+    ]
+    alike = [row for row in rows if counted_by_the_paper(row)]
+    if alike:
+        sent = [row.messages for row in alike]
+        said.append(
+            "On CIFAR-10 with 20 clients, four backbones and 400 rounds a run that learns its graph sent "
+            f"{fmean(sent):,.0f} messages (from {min(sent):,} to {max(sent):,}); the paper says "
+            f"{PAPER_COMMUNICATIONS[True]:,}, and {PAPER_COMMUNICATIONS[False]:,} without graph learning."
+        )
+    return said
