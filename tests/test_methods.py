@@ -96,9 +96,11 @@ def test_after_a_round_of_the_warm_up_all_clients_have_the_same_prototypes():
 
 
 @pytest.mark.parametrize("form", ["released", "paper"])
+@pytest.mark.parametrize("confidence", ["share", "relative"])
 @pytest.mark.parametrize("me", [0, 2, 3])
-def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, me):
-    world = play(small(method={"warmup": 1, "form": form}, partition={"scenario": 3, "shots_range": [1, 5]}), rounds=1)
+def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, confidence, me):
+    method = {"warmup": 1, "form": form, "graph": {"confidence": confidence}}
+    world = play(small(method=method, partition={"scenario": 3, "shots_range": [1, 5]}), rounds=1)
     client = world.clients[me]
     assert torch.equal(client.state["weights"], FULL_ROW)
     samples = torch.tensor([c.samples for c in world.clients], dtype=torch.float64)
@@ -110,7 +112,8 @@ def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, me):
     everybody = torch.ones(4, dtype=torch.bool)
     settings = world.method.settings.graph
     assert settings.form == form
-    row = learn_weights(FULL_ROW, me, heads, samples / samples.sum(), everybody, settings)
+    gamma = samples / samples.sum() * (4 if confidence == "relative" else 1)
+    row = learn_weights(FULL_ROW, me, heads, gamma, everybody, settings)
     expected = by_hand(client, world, row, [0, 1, 2, 3])
     world.method.absorb(client, 1, inbox(world, me, [j for j in range(4) if j != me], 1))
     assert torch.allclose(client.state["weights"], row, atol=1e-6)

@@ -35,6 +35,11 @@ class GraphSettings(BaseModel):
     norm: Literal["l1", "l2"] = Field("l2", description="Norm of the row inside the regulariser (not squared).")
     use_similarity: bool = Field(True, description="Use the similarity of heads; without it all clients are alike.")
     use_confidence: bool = Field(True, description="Weigh a client by its share of the data; without it all weigh 1.")
+    confidence: Literal["share", "relative"] = Field(
+        "share",
+        description="γ_j as a share of all samples, n_j / Σ n (the paper), or relative to their mean, n_j · M / Σ n: "
+        "then similarity weighs as much against the regulariser however many clients there are.",
+    )
     steps: int = Field(1, ge=1, description="Steps E_g on the graph loss in every round.")
     step_size: float = Field(0.1, gt=0, description="Rate η of a step on the graph loss.")
     form: Form = Field("paper", description="The printed equations, or what the released program computes.")
@@ -98,7 +103,7 @@ def graph_loss(
     Args:
         weights: (..., M), the row w.
         similarity: (..., M), see `head_similarity`.
-        confidence: (..., M), γ_j = n_j / Σ n.
+        confidence: (..., M), γ_j = n_j / Σ n, or that times M (`GraphSettings.confidence`).
         me: the client's own position in the row; for many rows one for all, or (...).
 
     Returns:

@@ -138,9 +138,10 @@ class Mapl(Method[MaplSettings]):
             mine, starts_of, columns = (torch.from_numpy(x).to(device) for x in (heads.mine, starts, heads.theirs))
             found = similarities(heads.stack, mine, (starts_of, columns), use.form)
             similarity[~circles.is_me] = found.cpu().numpy()
-        # γ_j = n_j / Σ n, over all that the client ever heard from.
-        everybody = [client.state["samples"].numpy().sum() for client in circles.clients]
-        confidence = circles.read("samples") / np.repeat(everybody, circles.sizes)
+        # γ_j = n_j / Σ n, or n_j over their mean, of all that the client ever heard from.
+        known = [samples[samples > 0] for samples in (client.state["samples"].numpy() for client in circles.clients)]
+        whole = [samples.sum() if use.confidence == "share" else samples.mean() for samples in known]
+        confidence = circles.read("samples") / np.repeat(whole, circles.sizes)
         for rows in circles.widths():
             w, s, gamma = (rows.rectangle(x).to(device) for x in (weights, similarity, confidence))
             rows.write(weights, learn_rows(w, rows.me.to(device), s, gamma, rows.members.to(device), use))
