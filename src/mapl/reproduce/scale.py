@@ -43,8 +43,9 @@ class Scale:
         """The tree of a cell at this scale."""
         before = int(tree.get("clients", CLIENTS))
         clients = max(2 * tree["partition"]["clusters"], before * self.clients // CLIENTS)
-        share = self.rounds / tree["rounds"]
-        small = merge(tree, {"rounds": self.rounds, "clients": clients, "method": self._method(tree["method"], share)})
+        share = self.rounds / ROUNDS
+        rounds = max(1, round(tree["rounds"] * share))
+        small = merge(tree, {"rounds": rounds, "clients": clients, "method": self._method(tree["method"], share)})
         small["model"] = {**tree["model"], "backbones": [self.backbones[name] for name in tree["model"]["backbones"]]}
         if self.data:
             small = merge(small, {"data": {"name": self.data}})

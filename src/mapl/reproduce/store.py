@@ -118,7 +118,7 @@ class Store:
         self.rows: dict[str, Row] = {}
         for path in sorted(folder.glob("*.jsonl")):
             for row in _read(path):
-                self.rows.setdefault(row.key, row)
+                self.rows.setdefault(_key_today(row), row)
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows
@@ -135,7 +135,15 @@ class Store:
             file.write(row.line().encode())
             file.flush()
             os.fsync(file.fileno())
-        self.rows[row.key] = row
+        self.rows[_key_today(row)] = row
+
+
+def _key_today(row: Row) -> str:
+    """The key that its recipe has by now: a setting that was added since has its default, which is how it was run."""
+    try:
+        return key_of(row.made)
+    except MaplError:  # of a setting or a method that is no more
+        return row.key
 
 
 def _read(path: Path) -> Iterator[Row]:
