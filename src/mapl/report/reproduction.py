@@ -84,6 +84,8 @@ class _Page:
 
 
 def _tables(made: _Page, found: dict[str, list[CellResult]]) -> None:
+    if not any(found.values()):
+        return
     made.add(Heading("The paper's tables"), Paragraph(captions.TABLES_EXPLAINED))
     for name, some in found.items():
         if some:
@@ -116,7 +118,7 @@ def _scaled(made: _Page, store: Store) -> None:
         made.add(Heading(f"Not the paper's protocol: “{scale}”"), Paragraph(captions.scaled(scale, store)))
         found = [result for name in TABLES for result in results(name, store, scale=scale)]
         if found:
-            made.add(tables.details(found, folded=False))
+            made.add(tables.apart(found))
 
 
 # The graph
@@ -145,8 +147,8 @@ def _figures(made: _Page, store: Store, hetero: Sequence[CellResult], learned: S
     made.add(Heading("The paper's figures"))
     drawn = {
         "class_sim": _class_sim(made, store),
-        "col_graph, scenario 1": _col_graph(made, store, 1),
-        "col_graph, scenario 2": _col_graph(made, store, 2),
+        "col_graph (scenario 1)": _col_graph(made, store, 1),
+        "col_graph (scenario 2)": _col_graph(made, store, 2),
         "conv": _conv(made, hetero),
     }
     _final_graphs(made, [row for row in learned if len(row.clusters) == 20])

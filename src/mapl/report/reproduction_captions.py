@@ -42,7 +42,7 @@ FINAL_GRAPHS = (
 def below(rows: Sequence[Row]) -> str:
     """The line under the title."""
     if not rows:
-        return "Made by mapl from an empty results store."
+        return "Made by mapl from a results store without any run by the paper's protocol."
     days = sorted(datetime.fromisoformat(row.date).date().isoformat() for row in rows)
     when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     return f"Made by mapl from {count(len(rows), 'run')} by the paper's protocol, {when}."
@@ -63,9 +63,8 @@ def scaled(scale: str, store: Store) -> str:
     what = f" ({SCALES[known].title})" if known in SCALES else ""
     rows = [row for row in store.rows.values() if row.scale == scale]
     return (
-        f"{count(len(rows), 'run')} at the scale “{scale}”{what}. These are not the paper's experiments: the published "
-        "numbers stand beside them for orientation alone, none of these cells counts as filled, and no sentence above "
-        "rests on them."
+        f"{count(len(rows), 'run')} at the scale “{scale}”{what}. These are not the paper's experiments: no published "
+        "number stands beside them, none of these cells counts as filled, and no sentence above rests on them."
     )
 
 

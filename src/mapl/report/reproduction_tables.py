@@ -167,6 +167,13 @@ def details(results: Sequence[CellResult], folded: bool = True) -> Grid:
     return Grid(titles.split("|"), rows, folded=f"All numbers of these cells ({len(rows)})" if folded else "")
 
 
+def apart(results: Sequence[CellResult]) -> Grid:
+    """The same without anything published, for numbers that must not be taken for the paper's."""
+    full, drop = details(results), ("published", "difference", "published inside?")
+    keep = [i for i, title in enumerate(full.titles) if title not in drop]
+    return Grid([full.titles[i] for i in keep], [[row[i] for i in keep] for row in full.rows])
+
+
 @dataclass(frozen=True)
 class Pair:
     """MAPL and another method on the same shards and seeds."""

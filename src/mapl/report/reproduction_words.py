@@ -22,6 +22,8 @@ from mapl.reproduce.store import Row
 
 METHOD_TABLES = ("res_hetero", "res_homo", "var1")
 """Those that compare methods; the others take MAPL apart."""
+NARROW = 0.03
+"""An interval with a larger half-width includes so much that including the published value confirms nothing."""
 SENTENCES = 6
 """Of one kind; the tables have all."""
 
@@ -60,13 +62,15 @@ def coverage(results: Sequence[CellResult], rows: Sequence[Row]) -> str:
 def agreement(results: Sequence[CellResult]) -> list[str]:
     """How near the published numbers ours are."""
     judged = [result for result in results if result.published_inside is not None]
-    inside = sum(bool(result.published_inside) for result in judged)
+    inside = [result for result in judged if result.published_inside]
+    wide = sum(not _narrow(result) for result in inside)
+    too_wide = f"; in {wide} of these it is wider than ± {100 * NARROW:.0f} points and says little" if wide else ""
     differences = [100 * result.difference for result in results]
     said = []
     if judged:
         said.append(
             f"Of the {count(len(judged), 'filled cell')} with two or more seeds, the published value lies within our "
-            f"95 % interval in {inside}. Every published number is one run itself."
+            f"95 % interval in {len(inside)}{too_wide}. Every published number is one run itself."
         )
     if len(judged) < len(results):
         alone = len(results) - len(judged)
@@ -97,11 +101,20 @@ def mapl_sentences(results: Sequence[CellResult]) -> list[str]:
             said.append(f"{text} against the published {published:.1f} %; one seed has no interval.")
             continue
         low, high = 100 * (ours.mean - ours.interval), 100 * (ours.mean + ours.interval)
-        way = "lower" if result.difference < 0 else "higher"
-        verdict = "confirmed" if result.published_inside else f"not confirmed, ours is {way}"
+        verdict = _verdict(result)
         interval = f"(95 % interval {low:.1f} to {high:.1f})"
         said.append(f"{text} {interval} against the published {published:.1f} %: {verdict}.")
     return said
+
+
+def _narrow(result: CellResult) -> bool:
+    return result.accuracy.interval is not None and result.accuracy.interval <= NARROW
+
+
+def _verdict(result: CellResult) -> str:
+    if not result.published_inside:
+        return f"not confirmed, ours is {'lower' if result.difference < 0 else 'higher'}"
+    return "confirmed" if _narrow(result) else "inside, but so wide an interval confirms nothing"
 
 
 def gain_sentences(results: Sequence[CellResult]) -> list[str]:
