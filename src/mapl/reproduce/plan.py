@@ -10,6 +10,7 @@ from mapl.control import control_of, is_control
 from mapl.errors import MaplError, unknown
 from mapl.paper import TABLES, Cell, table
 from mapl.recipe import Recipe
+from mapl.reproduce.extras import Extra
 from mapl.reproduce.figures import FIGURES
 from mapl.reproduce.scale import Protocol
 from mapl.reproduce.store import key_of
@@ -27,6 +28,8 @@ class Work:
     scale: str
     """What differs from the paper's protocol; empty where nothing does."""
     recipe: Recipe
+    extra: tuple[Extra, ...] = ()
+    """What a figure wants of its models after the last round."""
 
     @cached_property
     def key(self) -> str:
@@ -69,7 +72,8 @@ def _control(recipe: Recipe) -> Recipe:
 
 def _figure(name: str, protocol: Protocol, seed: int) -> Iterator[Work]:
     for work in FIGURES[name].works(seed):
-        yield Work(name, work.name, False, protocol.label, protocol.of_tree(work.tree, f"figure {name}"))
+        recipe = protocol.of_tree(work.tree, f"figure {name}")
+        yield Work(name, work.name, False, protocol.label, recipe, work.extra)
 
 
 def chosen(name: str, protocol: Protocol, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> list[Cell]:

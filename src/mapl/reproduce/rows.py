@@ -57,7 +57,7 @@ def row_of(work: Work, record: Record, setup_seconds: float) -> Row:
 
 def _extra(work: Work, record: Record) -> dict[str, Any]:
     """What figures want of the models, which takes the newest checkpoint; most runs are wanted by none."""
-    wanted = needs(work.recipe).extra
+    wanted = tuple(dict.fromkeys((*work.extra, *needs(work.recipe).extra)))
     world = restored_world(record.folder) if wanted else None
     return extras(world, record, wanted) if world else {}
 
