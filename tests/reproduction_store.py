@@ -155,6 +155,7 @@ def _embedding(classes: list[list[int]], clusters: list[int], early: bool, draw:
         "clients": [i for i, _ in images + held],
         "prototypes": len(held),
         "aligned": 0.3 if early else 0.9,
+        "p_aligned": 0.95,
         "by_chance": 0.1,
         "kin": 0.6 if early else 1.0,
         "kin_by_chance": 0.5,

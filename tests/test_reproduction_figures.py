@@ -94,6 +94,7 @@ def test_extras_are_what_the_models_say_and_fit_a_line(finished: tuple[World, Re
     assert found["prototypes"] == 4 * 5
     assert len(found["z"]) == images
     assert len(found["p"]) == len(found["labels"]) == len(found["clients"]) == images + 20
+    assert 0 <= found["p_aligned"] <= 1
     assert found["clients"][images:] == [i for i in range(4) for _ in range(5)]
     assert extras(world, record, ()) == {}
 

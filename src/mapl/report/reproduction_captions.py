@@ -116,19 +116,22 @@ def _alignment_verdict(before: float, after: float) -> str:
 def col_graph_caption(row: Row, early: Row | None, scenario: int) -> str:
     last = share_inside(row.matrix(), row.clusters)
     found = row.extra["embedding"]
-    start = ""
-    if early is not None:
-        then = early.extra["embedding"]
-        start = f" ({100 * then['aligned']:.0f} % and {100 * then['kin']:.0f} % after round {early.rounds})"
+    start = f" ({_nearest(early)} after round {early.rounds})" if early is not None else ""
+    projected = f"; the nearest projection p is of the same class for {100 * found['p_aligned']:.0f} %"
     return (
-        f"Scenario {scenario}, CIFAR-10, 10 clients, seed {row.seed}. (a) What data have in common. (b) The mixing "
-        f"matrix W; the warm-up ends with round 100; after round {row.rounds}, {100 * last:.0f} % of the weight given "
-        "to others stays inside the true clusters, which orange lines part. (c) Test images laid out by t-SNE, each "
-        "seen by its own client's model. The nearest embedding at another client is of the same class for "
-        f"{100 * found['aligned']:.0f} % (any: {100 * found['by_chance']:.0f} %) and of the same cluster for "
-        f"{100 * found['kin']:.0f} %{start}. Prototypes live in the space of the projections p, so they are drawn "
-        "there. Distances between far islands mean nothing."
+        f"Scenario {scenario}, {row.made.data.name}, {len(row.clusters)} clients, seed {row.seed}. (a) What data have "
+        f"in common. (b) The mixing matrix W, learned from round {getattr(row.made.method, 'warmup', 0) + 1} on; after "
+        f"round {row.rounds}, {100 * last:.0f} % of the weight given to others stays inside the true clusters, which "
+        "orange lines part. (c) Test images laid out by t-SNE, each seen by its own client's model. The nearest "
+        f"embedding at another client is of the same class for {_nearest(row)}{start}, where any point is for "
+        f"{100 * found['by_chance']:.0f} %{projected}. Prototypes live in the space of the projections, so they are "
+        "drawn there. Distances between far islands mean nothing."
     )
+
+
+def _nearest(row: Row) -> str:
+    found = row.extra["embedding"]
+    return f"{100 * found['aligned']:.0f} % of the points and of the same cluster for {100 * found['kin']:.0f} %"
 
 
 def complexity_words(costs: Sequence[Cost]) -> str:

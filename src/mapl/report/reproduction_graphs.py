@@ -89,7 +89,7 @@ def _cloud(axes: Axes, row: Row, plane: str, title: str) -> None:
     colours = [MUTED[k % 10] for k in labels[images:]]
     if len(stars):
         look: dict[str, Any] = {"marker": "*", "edgecolors": "black", "linewidths": 0.6, "zorder": 3}
-        axes.scatter(stars[:, 0], stars[:, 1], s=70, c=colours, **look)
+        axes.scatter(stars[:, 0], stars[:, 1], s=50, c=colours, **look)
     tidy(axes, title)
     axes.title.set_fontsize(9)
     axes.grid(visible=False)

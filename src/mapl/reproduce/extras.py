@@ -64,6 +64,7 @@ def embedding(world: World) -> dict[str, Any]:
     prototypes = torch.stack([world.clients[i].model.prototypes[k].cpu() for i, k in held])
     clusters = torch.tensor([client.cluster for client in world.clients])[owners]
     (aligned, by_chance), (kin, kin_by_chance) = alignment(vectors, owners, (labels, clusters))
+    (projected, _), *_ = alignment(_unit(projections), owners, (labels,))
     return {
         "z": [_rounded(point, 2) for point in torch.from_numpy(in_the_plane(vectors))],
         "p": [_rounded(p, 2) for p in torch.from_numpy(in_the_plane(_unit(torch.cat([projections, prototypes]))))],
@@ -71,6 +72,7 @@ def embedding(world: World) -> dict[str, Any]:
         "clients": owners.tolist() + [i for i, _ in held],
         "prototypes": len(held),
         "aligned": round(aligned, 4),
+        "p_aligned": round(projected, 4),
         "by_chance": round(by_chance, 4),
         "kin": round(kin, 4),
         "kin_by_chance": round(kin_by_chance, 4),
