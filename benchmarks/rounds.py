@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from common import Options, PeakMemory, Report, Row, Stopwatch, cores, middle, published, say, synthetic
 from plain_loop import PlainLoop
@@ -25,61 +27,85 @@ QUICK = {
 }
 
 
-def setting(options: Options) -> tuple[Recipe, Dataset, str]:
-    """What is trained: on a GPU the paper's protocol, on a CPU small networks on FashionMNIST."""
+SMALL_HEADS = {"model": {"embedding": 64, "projection": 64, "hidden": 128}}
+"""What the demo has. With the paper's 512, 512 and 4,096 the projector is most of a small network."""
+
+
+def settings(options: Options) -> dict[str, tuple[Recipe, Dataset]]:
+    """What is trained: on a GPU the paper's protocol; on a CPU small networks on FashionMNIST, heads of two sizes."""
     if options.device.type == "cuda":
-        name, image, words = "cifar10", (3, 32, 32), "the paper's protocol, graph learning from the first round on"
         tree = {
             "clients": 20,
             "method": GRAPH_FROM_THE_START,
             "augment": {"contrastive": {"blur": 0.5}},
             "model": {"backbones": PAPERS},
         }
-    else:
-        name, image, words = "fashionmnist", (1, 28, 28), "small networks, the recipe's defaults for FashionMNIST"
-        tree = {"clients": 10, "model": {"backbones": SMALL}}
+        words = "the paper's protocol, graph learning from the first round on"
+        return {words: _setting("cifar10", (3, 32, 32), tree, options)}
+    tree = {"clients": 10, "model": {"backbones": SMALL}}
+    image = (1, 8, 8) if options.quick else (1, 28, 28)
+    return {
+        "small networks throughout": _setting("fashionmnist", image, merge(tree, SMALL_HEADS), options),
+        "small backbones, the paper's projector": _setting("fashionmnist", image, tree, options),
+    }
+
+
+def _setting(name: str, image: tuple[int, int, int], tree: dict[str, Any], options: Options) -> tuple[Recipe, Dataset]:
     if options.quick:
-        image = (image[0], 8, 8) if options.device.type == "cpu" else image
         tree = merge(tree, QUICK)
-    tree = merge(
-        tree, {"data": {"name": name, "folder": options.data_folder}, "engine": {"device": options.device.type}}
-    )
-    recipe = Recipe.of(**tree)
+    where = {"data": {"name": name, "folder": options.data_folder}, "engine": {"device": options.device.type}}
+    recipe = Recipe.of(**merge(tree, where))
     data = None if options.quick else published(recipe)
     if data is None:
         most = recipe.partition.stride * (recipe.clients - 1) + recipe.partition.shots
         data = synthetic(image, most, 15 * recipe.clients)
-    return recipe, data, words
+    return recipe, data
 
 
 def measure(options: Options) -> Report:
-    recipe, data, words = setting(options)
+    tables: dict[str, list[Row]] = {}
+    words, recipes = [], {}
+    for name, (recipe, data) in settings(options).items():
+        plain, ours = _play(recipe, data, options)
+        images = sum(c.samples // min(recipe.train.batch, c.samples) for c in plain.world.clients)
+        images *= recipe.train.batch * recipe.train.epochs
+        tables[f"Seconds a round: {name}"] = [
+            plain.row(images),
+            *(side.row(images, plain.median) for side in ours.values()),
+        ]
+        tables[f"Parts of a round of mapl, in seconds: {name}"] = [side.parts() for side in ours.values()]
+        words.append(f"{name[0].upper()}{name[1:]}: {_described(recipe, data, plain)}{plain.others()}")
+        recipes[name] = recipe.model_dump(mode="json", exclude={"data": {"folder"}})
+    return Report(
+        title="A round: training, exchange and test of all clients",
+        words=" ".join(words)
+        + " Seconds are medians; set-up is the world's making and the first round's excess over the median. "
+        "What the plain loop is: `benchmarks/plain_loop.py`.",
+        tables=tables,
+        facts={"recipes": recipes},
+    )
+
+
+def _play(recipe: Recipe, data: Dataset, options: Options) -> tuple[_Plain, dict[str, _Ours]]:
+    """Rounds of both sides, by turns, so that what else the machine does meets both alike."""
     device = options.device
     precisions = ("bf16", "tf32") if device.type == "cuda" and not options.quick else (recipe.engine.precision,)
     ours = {p: _Ours(_with_precision(recipe, p), data, device) for p in precisions}
     plain = _Plain(recipe, data, device, options)
-    rounds = 1 if options.quick else options.rounds
-    for repeat in range(rounds):  # by turns, so that what else the machine does meets both alike
+    for repeat in range(1 if options.quick else options.rounds):
         if repeat and sum(plain.seconds) > options.seconds:
             break
         for side in ours.values():
             side.play()
         plain.play()
-    images = sum(c.samples // min(recipe.train.batch, c.samples) for c in plain.world.clients)
-    images *= recipe.train.batch * recipe.train.epochs
-    rows = [plain.row(images), *(side.row(images, plain.median) for side in ours.values())]
-    parts = [side.parts() for side in ours.values()]
-    return Report(
-        title="A round: training, exchange and test of all clients",
-        words=(
-            f"{recipe.clients} clients ({', '.join(recipe.model.backbones)}), {words}; data: {data.name}, "
-            f"{'×'.join(map(str, data.image))}; {recipe.train.batch} images a batch in two views, "
-            f"{plain.world.clients[0].samples:,} images and {len(plain.world.clients[0].test)} test images a client. "
-            "Seconds are medians; set-up is the world's making and the first round's excess over the median. "
-            f"What the plain loop is: `benchmarks/plain_loop.py`.{plain.others()}"
-        ),
-        tables={"Seconds a round": rows, "Parts of a round of mapl, in seconds": parts},
-        facts={"recipe": recipe.model_dump(mode="json", exclude={"data": {"folder"}})},
+    return plain, ours
+
+
+def _described(recipe: Recipe, data: Dataset, plain: _Plain) -> str:
+    return (
+        f"{recipe.clients} clients ({', '.join(recipe.model.backbones)}), data {data.name}, "
+        f"{'×'.join(map(str, data.image))}, {recipe.train.batch} images a batch in two views, "
+        f"{plain.world.clients[0].samples:,} images and {len(plain.world.clients[0].test)} test images a client."
     )
 
 
