@@ -24,7 +24,7 @@ from mapl.reproduce.statistics import CellResult, results
 from mapl.reproduce.store import Row, Store
 
 TITLE = "MAPL reproduced: the paper's tables and figures, run again"
-CURVES = 8
+CURVES = 7
 """Lines that one picture can carry."""
 PANELS = 24
 """Graphs that one picture can carry."""

@@ -52,12 +52,12 @@ def notes(row: Row) -> Iterator[str]:
 def _method_notes(recipe: Recipe) -> Iterator[str]:
     terms, graph = getattr(recipe.method, "terms", None), getattr(recipe.method, "graph", None)
     if terms is not None and (missing := [name for term, name in TERMS.items() if term not in terms]):
-        yield f"without {' and '.join(missing)}"
+        yield f"no {', '.join(missing)}"
     if graph is not None:
         if not graph.use_similarity:
-            yield "without S"
+            yield "no S"
         if not graph.use_confidence:
-            yield "without γ"
+            yield "no γ"
         if graph.norm != "l2":
             yield "ℓ1"
         if graph.steps != 1:

@@ -49,6 +49,9 @@ WORDS = {
 }
 """What a reader would call an axis."""
 
+UNFOLDED = 40
+"""Rows of a table of runs that a reader does not have to ask for."""
+
 PAPER_COMMUNICATIONS = {True: 101_000, False: 152_000}
 """Messages of a run by whether its graph is learned, as the paper's table of budgets prints them."""
 
@@ -232,7 +235,8 @@ def graph_table(rows: Sequence[Row]) -> Grid:
     titles = (
         "run|seed|M|inside clusters|at first|adjusted Rand index|edges at the end|messages|of the full mesh|the paper's"
     )
-    return Grid(titles.split("|"), [_graph_row(row) for row in rows])
+    folded = f"All {len(rows)} runs" if len(rows) > UNFOLDED else ""
+    return Grid(titles.split("|"), [_graph_row(row) for row in rows], folded=folded)
 
 
 def _graph_row(row: Row) -> list[str | Entry]:

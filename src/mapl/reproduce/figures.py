@@ -10,6 +10,7 @@ from functools import cache
 from mapl.paper import cells, find_cell
 from mapl.recipe import Recipe, Tree, compose, merge
 from mapl.reproduce.extras import Extra, extras
+from mapl.reproduce.scale import FORMS
 from mapl.reproduce.store import Row, Store
 
 __all__ = ["FIGURES", "Extra", "Figure", "FigureWork", "Needs", "extras", "identity", "needs"]
@@ -39,10 +40,20 @@ class FigureWork:
         return compose((f"figure {self.figure}", self.tree))[0]
 
     def row(self, store: Store) -> Row | None:
-        """Its row, whatever table or figure it was run for; the released form's where there are both."""
-        same = identity(self.recipe)
-        found = [row for row in store.rows.values() if not row.scale and identity(row.made) == same]
-        return min(found, key=lambda row: (row.form != "released", row.date), default=None)
+        """Its row, whatever table or figure it was run for; of several forms the first of `FORMS`."""
+        recipe = self.recipe
+        same = identity(recipe)
+        alike = (
+            r
+            for r in store.rows.values()
+            if not r.scale and r.seed == recipe.seed and len(r.clusters) == recipe.clients
+        )
+        found = [row for row in alike if identity(row.made) == same]
+        return min(found, key=lambda row: (_rank(row.form), row.date), default=None)
+
+
+def _rank(form: str | None) -> int:
+    return list(FORMS).index(form) if form in FORMS else len(FORMS)
 
 
 @dataclass(frozen=True)
@@ -138,7 +149,8 @@ def identity(recipe: Recipe) -> str:
         mode="json", exclude={"name": True, "checkpoint": True, "engine": True, "evaluate": True, "data": {"folder"}}
     )
     tree["method"].pop("form", None)
-    tree["method"].get("graph", {}).pop("form", None)
+    for key in ("form", "confidence"):
+        tree["method"].get("graph", {}).pop(key, None)
     return json.dumps(tree, sort_keys=True)
 
 
