@@ -41,7 +41,9 @@ def reproduce_command(
         float | None, typer.Option(min=0, help="Stop after so many minutes; the same command goes on.")
     ] = None,
     scale: Annotated[str, typer.Option(help="A smaller protocol: smoke or small. Never counts as the paper's.")] = "",
-    form: Annotated[Literal["released", "paper"] | None, typer.Option(help="MAPL's form.")] = None,
+    form: Annotated[
+        Literal["balanced", "released", "paper"], typer.Option(help="What MAPL computes (docs/graph.md).")
+    ] = "balanced",
     settings: SetOption = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("reproduction"),
     plan_only: Annotated[bool, typer.Option("--plan", help="Say what would be run and how long it takes.")] = False,

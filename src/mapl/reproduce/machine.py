@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -24,7 +24,11 @@ def precision(recipe: Recipe) -> str:
 
 
 def versions() -> dict[str, str]:
-    return {"mapl": version("mapl"), "torch": torch.__version__, "python": platform.python_version()}
+    try:
+        own = version("mapl")
+    except PackageNotFoundError:  # used from its sources
+        own = "uninstalled"
+    return {"mapl": own, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _cpu() -> str:

@@ -17,6 +17,7 @@ from mapl.reproduce.extras import extras
 from mapl.reproduce.figures import needs
 from mapl.reproduce.machine import device_name, precision, versions
 from mapl.reproduce.plan import Work
+from mapl.reproduce.scale import form_of
 from mapl.reproduce.store import Row, sparse
 from mapl.run import restored_world
 
@@ -33,7 +34,7 @@ def row_of(work: Work, record: Record, setup_seconds: float) -> Row:
         scale=work.scale,
         seed=recipe.seed,
         rounds=len(record.rounds),
-        form=getattr(recipe.method, "form", None),
+        form=form_of(recipe),
         recipe=recipe.model_dump(mode="json"),
         accuracy=record.accuracy.tolist(),
         all_images=None if every is None else every.tolist(),

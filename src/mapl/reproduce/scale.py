@@ -93,20 +93,44 @@ SCALES = {
 }
 
 
+FORMS: dict[str, Tree] = {
+    "balanced": {"form": "released", "graph": {"form": "paper", "confidence": "relative"}},
+    "released": {"form": "released", "graph": {"form": "released", "confidence": "share"}},
+    "paper": {"form": "paper", "graph": {"form": "paper", "confidence": "share"}},
+}
+"""What MAPL computes. The released program's losses with the printed graph objective, confidence relative to its mean;
+the released program's losses and graph; the printed losses and graph. docs/graph.md says why the first one is ours."""
+
+
+def form_of(recipe: Recipe) -> str | None:
+    """Which of the forms a run of MAPL has; None for other methods."""
+    method = recipe.method.model_dump(mode="json")
+    if "graph" not in method:
+        return None
+    learns = method["learn_graph"]
+    for name, tree in FORMS.items():
+        graph = {key: method["graph"][key] for key in tree["graph"]}
+        if method["form"] == tree["form"] and (graph == tree["graph"] or not learns):
+            return name
+    return "other"
+
+
 @dataclass(frozen=True)
 class Protocol:
-    """How cells are run. Without anything set, as the paper's tables were."""
+    """How cells are run. Without anything set, as the paper's tables were, MAPL in the form that is ours."""
 
     scale: str = ""
     rounds: int | None = None
     settings: tuple[str, ...] = ()
     """KEY=VALUE, over everything else."""
-    form: str | None = None
-    """MAPL's form, in place of the cell's."""
+    form: str = "balanced"
+    """MAPL's form, one of `FORMS`, in place of the cell's."""
 
     def __post_init__(self) -> None:
         if self.scale and self.scale not in SCALES:
             raise unknown("scale", self.scale, SCALES)
+        if self.form not in FORMS:
+            raise unknown("form", self.form, FORMS)
         for text in self.settings:
             if text.partition("=")[0].strip() in ("seed", "rounds"):
                 raise MaplError(f"--set {text!r}: say it as --{'seeds' if text.startswith('seed') else 'rounds'} N")
@@ -121,7 +145,7 @@ class Protocol:
         return " + ".join([*parts, *(text for text in self.settings if not text.strip().startswith(QUIET))])
 
     @staticmethod
-    def of_label(label: str, form: str | None = None) -> Protocol:
+    def of_label(label: str, form: str = "balanced") -> Protocol:
         scale, rounds, settings = "", None, []
         for part in label.split(" + ") if label else []:
             if part.startswith("rounds="):
@@ -149,8 +173,10 @@ class Protocol:
             made = SCALES[self.scale].shrunk(made)
         if self.rounds is not None:
             made = merge(made, {"rounds": self.rounds})
-        if self.form is not None and made["method"]["name"].startswith("mapl"):
-            made = merge(made, {"method": {"form": self.form}})
+        if made["method"]["name"].startswith("mapl"):
+            # A graph that is not learned has no form.
+            learns = made["method"].get("learn_graph", True)
+            made = merge(made, {"method": FORMS[self.form] if learns else {"form": FORMS[self.form]["form"]}})
         return compose((origin, _laid_over(made, self.settings)))[0]
 
 

@@ -16,7 +16,7 @@ from mapl.control import control_of, is_control
 from mapl.errors import MaplError
 from mapl.paper import TABLES, Cell, cells, table
 from mapl.recipe import Recipe
-from mapl.reproduce.scale import Protocol
+from mapl.reproduce.scale import FORMS, Protocol
 from mapl.reproduce.store import Row, Store, key_of
 
 Over = Literal["seeds", "clients"]
@@ -64,7 +64,7 @@ class CellResult:
         return [row.seed for row in self.rows]
 
 
-def results(name: str, store: Store, scale: str = "", form: str | None = None) -> list[CellResult]:
+def results(name: str, store: Store, scale: str = "", form: str = "balanced") -> list[CellResult]:
     """The cells of a table that have been run, in the paper's order. `scale` is what the rows' `scale` says."""
     protocol = Protocol.of_label(scale, form)
     seeds = sorted({row.seed for row in store.rows.values()})
@@ -75,7 +75,7 @@ def results(name: str, store: Store, scale: str = "", form: str | None = None) -
 def filled(store: Store) -> dict[str, int]:
     """How many cells of each table have been run by the paper's own protocol, whatever MAPL's form."""
     seeds = sorted({row.seed for row in store.rows.values()})
-    protocols = [Protocol(), Protocol(form="paper")]
+    protocols = [Protocol(form=form) for form in FORMS]
     found = [c for c in cells() if any(_rows(p.of_cell(c, 0), store, seeds) for p in protocols)]
     return {name: sum(cell.table == name for cell in found) for name in TABLES}
 
