@@ -13,7 +13,7 @@ from mapl.control import control_of
 from mapl.paper import find_cell
 from mapl.recipe import Recipe
 from mapl.reproduce.figures import FIGURES, needs
-from mapl.reproduce.scale import Protocol
+from mapl.reproduce.scale import Protocol, form_of
 from mapl.reproduce.store import Row, Store, key_of, sparse
 
 SIZE = 20
@@ -38,7 +38,7 @@ def made_row(recipe: Recipe, table: str, cell: str, mean: float, **over: Any) ->
         "scale": "",
         "seed": recipe.seed,
         "rounds": rounds,
-        "form": getattr(recipe.method, "form", None),
+        "form": form_of(recipe),
         "recipe": recipe.model_dump(mode="json"),
         "accuracy": [mean + (0.05 if i % 2 else -0.05) for i in range(size)],
         "all_images": [mean - 0.01] * size,

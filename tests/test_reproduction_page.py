@@ -17,7 +17,7 @@ from mapl.paper import TABLES, find_cell
 from mapl.report.document import Bullets, Entry, Grid, Heading, plain, to_html, to_markdown
 from mapl.report.reproduction import write_page
 from mapl.report.reproduction_tables import LAYOUTS, laid_out, pairs
-from mapl.report.reproduction_words import headlines
+from mapl.report.reproduction_words import difference_sentences, headlines
 from mapl.reproduce import complexity
 from mapl.reproduce.complexity import Cost, Sent
 from mapl.reproduce.scale import Protocol
@@ -141,7 +141,7 @@ def test_it_counts_cells_seeds_runs_and_hours(markdown: str, store: Store) -> No
     assert f"{filled} of the 362 cells of the paper's tables are filled" in markdown
     assert f"took {len(full)} runs, {sum(row.control for row in full)} of them controls" in markdown
     assert f"{len(full) * 0.5:.1f} hours on" in markdown
-    assert "MAPL as the released program has it." in markdown
+    assert "Form of MAPL: balanced." in markdown
 
 
 def test_it_says_what_was_confirmed_with_the_numbers(markdown: str) -> None:
@@ -200,12 +200,16 @@ def test_an_empty_store_makes_a_page(tmp_path: Path) -> None:
     Page((tmp_path / "page" / "index.html").read_text(encoding="utf-8"))
 
 
-def test_mapl_as_printed_is_shown_beside_and_does_not_fill_the_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "words"), [("paper", "The losses and the graph objective as they are printed: 1 cell"),
+                        ("released", "The released program's losses and its graph step: 1 cell")],
+)  # fmt: skip
+def test_other_forms_are_shown_beside_and_do_not_fill_the_tables(form: str, words: str, tmp_path: Path) -> None:
     store, cell = Store(tmp_path / "store"), find_cell("res_hetero/scenario=1/CIFAR10/MAPL")
-    store.add(made_row(Protocol(form="paper").of_cell(cell, 0), "res_hetero", cell.name, 0.6))
+    store.add(made_row(Protocol(form=form).of_cell(cell, 0), "res_hetero", cell.name, 0.6))
     write_page(tmp_path / "page", store)
     text = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
-    assert "## MAPL as its equations are printed" in text
+    assert words in text
     assert "| res_hetero/scenario=1/CIFAR10/MAPL | 1 | 77.27 ± 7.98 | 60.0 |" in text
 
 
@@ -218,7 +222,26 @@ def test_an_interval_that_includes_everything_confirms_nothing(tmp_path: Path) -
     assert any("wider than ± 3 points and says little" in sentence for sentence in said)
 
 
+def test_where_the_difference_comes_from_is_said_in_numbers(tmp_path: Path) -> None:
+    store, name = Store(tmp_path), "res_hetero/scenario=1/CIFAR10/MAPL"
+    add_cell(store, name, [0.70])
+    add_cell(store, "res_hetero/scenario=1/CIFAR10/Local", [0.69])
+    found = results("res_hetero", store)
+    said = headlines(found, list(store.rows.values()), [])["Where MAPL's difference comes from"]
+    assert "ours is 7.3 points below the published 77.27 %" in said[0]
+    assert "1,500 images: its standard error is 1.1 points" in said[0]
+    assert said[-1].startswith("The other methods of the same cells, ours less the published: Local -1.6")
+    above = Store(tmp_path / "above")
+    add_cell(above, name, [0.79])
+    assert difference_sentences(results("res_hetero", above)[0], []) == []
+
+
 # Tables
+
+
+def all_images(gain: float, interval: float) -> list[str]:
+    """Runs of the made-up store have the same gain with all test images."""
+    return [f"all images {gain:+.1f} ± {interval:.1f}"]
 
 
 def test_tables_are_laid_out_as_in_the_paper_with_a_dash_where_nothing_was_run(store: Store) -> None:
@@ -227,8 +250,12 @@ def test_tables_are_laid_out_as_in_the_paper_with_a_dash_where_nothing_was_run(s
     assert len(grid.rows) == 20
     rows = {(row[0], row[1]): row for row in grid.rows}
     mapl = rows["1", "MAPL"]
-    assert mapl[4] == Entry(("77.3 ± 2.0", "paper 77.27", "+0.0, inside", "gain +6.9 ± 1.0"), frozenset({0, 1}))
-    assert mapl[3] == Entry(("80.0", "paper 76.07", "+3.9, one seed", "gain +4.0 ± 0.0"), frozenset({1}))
+    assert mapl[4] == Entry(
+        ("77.3 ± 2.0", "paper 77.27", "+0.0, inside", "gain +6.9 ± 1.0", *all_images(6.9, 1)), frozenset({0, 1})
+    )
+    assert mapl[3] == Entry(
+        ("80.0", "paper 76.07", "+3.9, one seed", "gain +4.0 ± 0.0", *all_images(4, 0)), frozenset({1})
+    )
     assert mapl[2] == Entry(("–", "paper 74.40"), frozenset({1}))
     assert rows["1", "FedProto"][3].bold == {0}  # ours is best there, theirs was not
 

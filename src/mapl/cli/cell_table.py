@@ -81,5 +81,6 @@ def _values(result: CellResult) -> dict[str, Any]:
         "control": result.control and asdict(result.control),
         "gain": result.gain and asdict(result.gain),
         "gain_over": result.gain_over,
+        "gain_all_images": result.gain_all and asdict(result.gain_all),
         "seeds": result.seeds,
     }

@@ -17,6 +17,7 @@ from mapl.cli.cell_table import as_json_lines, printed
 from mapl.cli.progress import Interrupt
 from mapl.cli.runs import JsonOption, SetOption
 from mapl.paper import TABLES, cells
+from mapl.reproduce import complexity
 from mapl.reproduce.carry_out import Moment, Watcher, carry_out, opened
 from mapl.reproduce.cost import Rates, duration, measure
 from mapl.reproduce.plan import Work, chosen, names, plan
@@ -67,6 +68,8 @@ def reproduce_command(
         return
     with opened(out) as store:
         _say_plan(works, store, as_json)
+        if table == "complexity":  # no run: two rounds of letters, without training
+            complexity.write(out, complexity.measure())
         whole = _carry_out(works, store, budget_minutes, as_json)
         _show(table, store, protocol, wanted, across, as_json)
         if page:

@@ -20,6 +20,7 @@ from mapl.report.style import Picture, png, svg
 from mapl.report.words import count, listing
 from mapl.reproduce import complexity
 from mapl.reproduce.figures import FIGURES
+from mapl.reproduce.scale import FORMS, Protocol
 from mapl.reproduce.statistics import CellResult, results
 from mapl.reproduce.store import Row, Store
 
@@ -38,13 +39,13 @@ def write_page(out: Path, store: Store) -> list[Path]:
     made = _Page(Path(out))
     full = [row for row in store.rows.values() if not row.scale]
     found = {name: results(name, store) for name in TABLES}
-    printed = {name: _of_form(results(name, store, form="paper")) for name in TABLES}
+    others = {form: _of_form(store, form) for form in FORMS if form != Protocol.form}
     learned = _learned(full)
     every = [result for name in TABLES for result in found[name]]
     for title, sentences in words.headlines(every, full, learned).items():
         made.add(Heading(title, 3), Bullets(sentences))
     _tables(made, found)
-    _printed(made, printed, bool(every))
+    _forms(made, others, every)
     _pairs(made, every)
     _graph(made, learned)
     _figures(made, store, found["res_hetero"], learned)
@@ -93,17 +94,23 @@ def _tables(made: _Page, found: dict[str, list[CellResult]]) -> None:
             made.add(tables.laid_out(name, some), tables.details(some))
 
 
-def _printed(made: _Page, printed: dict[str, list[CellResult]], beside: bool) -> None:
-    """MAPL by the printed equations, where it was run that way."""
-    some = [result for name in TABLES for result in printed[name]]
-    if some:
-        made.add(Heading("MAPL as its equations are printed"), Paragraph(captions.printed(some, beside)))
-        made.add(tables.details(some, folded=False))
+def _forms(made: _Page, others: dict[str, list[CellResult]], ours: Sequence[CellResult]) -> None:
+    """MAPL in forms other than the tables', where it was run that way."""
+    if any(others.values()):
+        made.add(Heading("MAPL in its other forms"), Paragraph(captions.FORMS_EXPLAINED))
+    for form, some in others.items():
+        if some:
+            made.add(Paragraph(captions.other_form(form, some, ours)), tables.details(some, folded=False))
 
 
-def _of_form(some: Iterable[CellResult]) -> list[CellResult]:
-    """The results that a form makes a difference to; other methods have none."""
-    return [result for result in some if result.rows[0].form == "paper"]
+def _of_form(store: Store, form: str) -> list[CellResult]:
+    """The cells that were run in a form; those that have none, or share their run with the tables, are left out."""
+    found = [result for name in TABLES for result in results(name, store, form=form)]
+    once: dict[str, CellResult] = {}
+    for result in found:
+        if result.rows[0].form == form:
+            once.setdefault(result.rows[0].key, result)  # the first table that has a run stands for the others
+    return list(once.values())
 
 
 def _pairs(made: _Page, every: Sequence[CellResult]) -> None:

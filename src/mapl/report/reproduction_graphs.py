@@ -20,6 +20,8 @@ from mapl.reproduce.store import Row
 SHOWN_ROUNDS = (49, 100, 109, 199)
 """Whose W the figure of the graph shows, counted from 0, and the last; the paper shows T = 50 and 200."""
 COLUMNS = 6
+FEWEST = 3
+"""Columns for one run alone, so that its graph is no larger than a page."""
 
 
 def col_graph_figure(row: Row, early: Row | None) -> Figure:
@@ -101,10 +103,11 @@ def _cloud(axes: Axes, row: Row, plane: str, title: str) -> None:
 
 def final_graphs(rows: Sequence[Row], titles: Sequence[str]) -> Figure:
     """W at the end of each run, on one scale."""
-    lines = -(-len(rows) // COLUMNS)
+    columns = max(FEWEST, min(COLUMNS, len(rows)))
+    lines = -(-len(rows) // columns)
     words = max(title.count("\n") for title in titles)
-    made = figure(0.2 + (1.85 + 0.16 * words) * lines)
-    panels = made.subplots(lines, COLUMNS, squeeze=False)
+    made = figure(0.2 + (1.85 * COLUMNS / columns + 0.16 * words) * lines)
+    panels = made.subplots(lines, columns, squeeze=False)
     top = max(float(row.matrix().clone().fill_diagonal_(0).max()) for row in rows)
     shown: Any = None
     for panel, row, title in zip(panels.flatten(), rows, titles, strict=False):
@@ -112,7 +115,7 @@ def final_graphs(rows: Sequence[Row], titles: Sequence[str]) -> Figure:
         panel.title.set_fontsize(8)
     for panel in panels.flatten()[len(rows) :]:
         panel.set_visible(False)
-    bar = made.colorbar(shown, ax=panels, shrink=0.6 if lines > 1 else 0.9, pad=0.01)
+    bar = made.colorbar(shown, ax=list(panels.flatten()[: len(rows)]), shrink=0.6 if lines > 1 else 0.9, pad=0.01)
     bar.set_label("weight given to another", fontsize=8.5, color=INK)
     maps.slim(bar)
     return made

@@ -136,6 +136,8 @@ def _entry(cell: Cell, result: CellResult | None, ours: set[str], best: set[str]
     lines = [result.accuracy.text(), paper, _verdict(result)]
     if result.gain is not None:
         lines.append(f"gain {result.gain.text(sign='+')}")
+    if result.gain_all is not None:
+        lines.append(f"all images {result.gain_all.text(sign='+')}")
     bold = {place for place, names in ((0, ours), (1, best)) if cell.name in names}
     return Entry(tuple(lines), frozenset(bold))
 
@@ -149,7 +151,7 @@ def details(results: Sequence[CellResult], folded: bool = True) -> Grid:
     """A row a filled cell, with everything that is known of it."""
     titles = (
         "cell|seeds|published|ours|std over clients|all test images|difference|published inside?|"
-        "without letters|collaboration gain|gain over"
+        "without letters|collaboration gain|with all test images|gain over"
     )
     rows = [
         [
@@ -163,6 +165,7 @@ def details(results: Sequence[CellResult], folded: bool = True) -> Grid:
             {True: "yes", False: "no", None: "– (one seed)"}[result.published_inside],
             "–" if result.control is None else result.control.text(),
             "–" if result.gain is None else result.gain.text(sign="+"),
+            "–" if result.gain_all is None else result.gain_all.text(sign="+"),
             "–" if result.gain is None else result.gain_over,
         ]
         for result in results

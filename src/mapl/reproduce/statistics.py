@@ -20,6 +20,8 @@ from mapl.reproduce.scale import FORMS, Protocol
 from mapl.reproduce.store import Row, Store, key_of
 
 Over = Literal["seeds", "clients"]
+Tested = Literal["accuracy", "all_images"]
+"""With which test images: those of the paper's protocol, or all of each client's classes."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class CellResult:
     """Accuracy less that of the twin without letters; None where there is no twin, or where the cell is one."""
     gain_over: Over
     """What the gain's interval is over."""
+    gain_all: Estimate | None
+    """The gain with all test images: the same models, and much less chance in which images they were tested with."""
 
     @property
     def difference(self) -> float:
@@ -87,7 +91,7 @@ def _result(cell: Cell, protocol: Protocol, store: Store, seeds: Sequence[int]) 
         return None
     own = [row.seed for row in rows]
     controls = [] if is_control(recipe) else _rows(control_of(recipe), store, own)
-    gain, over = _gain(rows, controls)
+    gain, over = _gain(rows, controls, "accuracy")
     every = [fmean(row.all_images) for row in rows if row.all_images]
     return CellResult(
         cell=cell,
@@ -100,6 +104,7 @@ def _result(cell: Cell, protocol: Protocol, store: Store, seeds: Sequence[int]) 
         all_images=Estimate.of(every) if len(every) == len(rows) else None,
         gain=gain,
         gain_over=over,
+        gain_all=_gain(rows, controls, "all_images")[0],
     )
 
 
@@ -109,10 +114,12 @@ def _rows(recipe: Recipe, store: Store, seeds: Sequence[int]) -> list[Row]:
     return [row for row in found if row is not None]
 
 
-def _gain(rows: Sequence[Row], controls: Sequence[Row]) -> tuple[Estimate | None, Over]:
+def _gain(rows: Sequence[Row], controls: Sequence[Row], tested: Tested) -> tuple[Estimate | None, Over]:
     by_seed = {row.seed: row for row in controls}
     pairs = [(row, by_seed[row.seed]) for row in rows if row.seed in by_seed]
-    return _paired(pairs) if pairs else (None, "seeds")
+    if tested == "all_images" and not all(one.all_images and other.all_images for one, other in pairs):
+        return None, "seeds"
+    return _paired(pairs, tested) if pairs else (None, "seeds")
 
 
 def paired(a: CellResult, b: CellResult) -> Estimate:
@@ -121,17 +128,26 @@ def paired(a: CellResult, b: CellResult) -> Estimate:
     pairs = [(row, by_seed[row.seed]) for row in a.rows if row.seed in by_seed]
     if not pairs:
         raise MaplError(f"{a.cell.name} and {b.cell.name} have no seed in common")
-    return _paired(pairs)[0]
+    return _paired(pairs, "accuracy")[0]
 
 
-def _paired(pairs: Sequence[tuple[Row, Row]]) -> tuple[Estimate, Over]:
+def _paired(pairs: Sequence[tuple[Row, Row]], tested: Tested) -> tuple[Estimate, Over]:
     """Over seeds; with a single one over clients, who have the same shard in both runs."""
     if len(pairs) > 1:
-        return Estimate.of([fmean(row.accuracy) - at_age(other, _age(row)) for row, other in pairs]), "seeds"
+        return Estimate.of([_mean(row, tested) - at_age(other, _age(row), tested) for row, other in pairs]), "seeds"
     row, other = pairs[0]
-    if _age(row) == _age(other) and len(row.accuracy) == len(other.accuracy):
-        return Estimate.of([x - y for x, y in zip(row.accuracy, other.accuracy, strict=True)]), "clients"
-    return Estimate(fmean(row.accuracy) - at_age(other, _age(row)), None), "seeds"
+    mine, theirs = _by_client(row, tested), _by_client(other, tested)
+    if _age(row) == _age(other) and len(mine) == len(theirs):
+        return Estimate.of([x - y for x, y in zip(mine, theirs, strict=True)]), "clients"
+    return Estimate(fmean(mine) - at_age(other, _age(row), tested), None), "seeds"
+
+
+def _by_client(row: Row, tested: Tested) -> list[float]:
+    return row.accuracy if tested == "accuracy" else row.all_images or []
+
+
+def _mean(row: Row, tested: Tested) -> float:
+    return fmean(_by_client(row, tested))
 
 
 def _age(row: Row) -> float:
@@ -139,14 +155,14 @@ def _age(row: Row) -> float:
     return row.curve["round"][-1]
 
 
-def at_age(row: Row, age: float) -> float:
+def at_age(row: Row, age: float, tested: Tested = "accuracy") -> float:
     """Mean accuracy of a run when it was as old as another, which a message budget may have ended early.
 
     Between two tests of the run it is on the line that joins them; after the last it stays.
     """
-    tests = list(zip(row.curve["round"], row.curve["accuracy"], strict=True))
+    tests = list(zip(row.curve["round"], row.curve[tested], strict=True))
     if age >= tests[-1][0]:
-        return fmean(row.accuracy)
+        return _mean(row, tested)
     before = max((test for test in tests if test[0] <= age), default=tests[0])
     after = min(test for test in tests if test[0] >= age)
     if after[0] == before[0]:

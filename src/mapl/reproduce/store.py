@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mapl.control import NOBODY, is_control
+from mapl.control import control_of, is_control
 from mapl.errors import MaplError
 from mapl.history import sparse_row
 from mapl.recipe import Recipe, Tree, validated
@@ -96,12 +96,11 @@ class Row:
 def key_of(recipe: Recipe) -> str:
     """What tells runs apart: the recipe's fingerprint and its length, however often it is tested on the way.
 
-    Where no letters are written, all networks are the same.
+    Where no letters are written, all networks are the same, and so are settings that only letters have to do with.
     """
-    same: dict[str, Any] = {"evaluate": recipe.evaluate.model_copy(update={"every": 1})}
-    if is_control(recipe):
-        same["network"] = NOBODY
-    return f"{recipe.model_copy(update=same).fingerprint()}-{recipe.rounds}"
+    plain = control_of(recipe) if is_control(recipe) else recipe
+    tested = {"evaluate": recipe.evaluate.model_copy(update={"every": 1})}
+    return f"{plain.model_copy(update=tested).fingerprint()}-{recipe.rounds}"
 
 
 def sparse(weights: Tensor) -> list[dict[str, list[Any]]]:
