@@ -92,7 +92,7 @@ def make_clients(count: int, method: Mapl, device: torch.device) -> list[Client]
             model.prototypes.copy_(torch.randn(CLASSES, WIDTH, generator=draw))
         client = Client(
             id=i, size=count, run="0" * 16, seed=0, model=model, backbone="none", architecture="0" * 16, cluster=0,
-            train=nothing, test=nothing,
+            train=nothing, test=nothing, tests=len(nothing),
         )  # fmt: skip
         method.prepare(client)
         clients.append(client)

@@ -71,7 +71,7 @@ def crowd(method: Mapl, count: int, classes: int = 3, width: int = 40, seed: int
         clients.append(
             Client(
                 id=i, size=count, run="0" * 16, seed=0, model=model, backbone="none", architecture="0" * 16,
-                train=images, test=images, cluster=0,
+                train=images, test=images, tests=shots, cluster=0,
             )
         )  # fmt: skip
         method.prepare(clients[-1])
