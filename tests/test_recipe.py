@@ -39,6 +39,17 @@ def test_each_layer_lies_over_the_one_before_and_provenance_says_which_won():
     assert {key: origin[key] for key in said} == said
 
 
+def test_a_layer_that_names_another_method_leaves_behind_what_this_one_does_not_take():
+    file = ("my.toml", {"method": {"name": "mapl", "warmup": 7, "graph": {"beta": 0.2}}})
+    recipe, origin = compose(file, ("command line", {"method": "fedproto"}))
+    assert recipe == Recipe.of(method="fedproto")
+    assert origin["method.name"] == "command line"
+    plus = compose(file, ("command line", {"method": {"name": "mapl+", "warmup": 8}}))[0].method
+    assert (plus.name, plus.warmup, plus.graph.beta) == ("mapl+", 8, 0.2)
+    with pytest.raises(MaplError, match=r"unknown key 'method.graph'; known: "):
+        compose(file, ("command line", {"method": {"name": "fedproto", "graph": {"beta": 0.2}}}))
+
+
 def test_a_data_sets_suggestions_reach_only_methods_that_take_them():
     assert Recipe.of().method.warmup == 20
     assert not hasattr(Recipe.of(method="local").method, "warmup")

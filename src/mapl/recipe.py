@@ -157,7 +157,8 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     """A recipe of named layers, each over the one before, above the defaults and what the data set suggests."""
     given: Tree = {}
     for _, layer in layers:
-        given = merge(given, _expand_names(layer))
+        over = _expand_names(layer)
+        given = merge(_ready_for(over, given), over)
     data = given.get("data", {})
     name = data.get("name", "digits") if isinstance(data, dict) else getattr(data, "name", "digits")
     stack = [(f"data set {name}", suggestions(name, given.get("method", {})))]
@@ -168,6 +169,21 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     origins = {key: origin for origin, layer in stack for key in _leaves(layer)}
     # A list or a table given whole is the origin of everything below its key.
     return recipe, {key: _origin(key, origins) for key in _leaves(recipe.model_dump(mode="json"))}
+
+
+def _ready_for(over: Tree, given: Tree) -> Tree:
+    """What was given so far; where `over` names another method, without the settings that this one does not have.
+
+    So `--method fedproto` goes over a recipe whose own method has a graph.
+    """
+    before, after = given.get("method"), over.get("method")
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return given
+    name = after.get("name")
+    if not isinstance(name, str) or name == before.get("name", "mapl"):
+        return given
+    known = settings_class(name).model_fields
+    return {**given, "method": {key: value for key, value in before.items() if key in known}}
 
 
 def suggestions(data: Any, method: Any) -> Tree:
