@@ -16,7 +16,15 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.graph import GraphSettings, graph_gradient, graph_loss, head_similarity, learn_weights, project_to_simplex
+from mapl.graph import (
+    GraphSettings,
+    graph_gradient,
+    graph_loss,
+    head_similarity,
+    learn_rows,
+    learn_weights,
+    project_to_simplex,
+)
 from mapl.losses import FORMS, Form
 
 few = settings(deadline=None, max_examples=40)
@@ -457,20 +465,40 @@ def test_the_printed_loss_draws_an_isolated_client_back() -> None:
     assert rows["released"][0] == 1
 
 
-def test_planted_clusters_are_found() -> None:
+@pytest.mark.parametrize("c", [GraphSettings(), GraphSettings(form="released", confidence="share")])
+def test_planted_clusters_are_found(c: GraphSettings) -> None:
     clients, rng = 10, torch.Generator().manual_seed(0)
     cluster = torch.arange(clients) % 2
     heads = torch.randn(2, 5, 16, generator=rng)[cluster] + 0.5 * torch.randn(clients, 5, 16, generator=rng)
     uniform = torch.full((clients,), 1 / clients)
-    c = GraphSettings(form="released")
+    confidence = torch.ones(clients) if c.confidence == "relative" else uniform
     inside = []
     for me in range(clients):
         row = uniform
         neighbours = torch.arange(clients) != me
         for _ in range(30):
-            row = learn_weights(row, me, heads, uniform, neighbours, c)
+            row = learn_weights(row, me, heads, confidence, neighbours, c)
         inside.append(row[cluster == cluster[me]].sum().item())
     assert min(inside) >= 0.95
+
+
+def test_where_heads_of_a_cluster_are_unequally_similar_the_released_step_never_rests_and_the_default_does() -> None:
+    """Similarities are held fixed, and everybody is heard in every round."""
+    s = torch.cat([torch.ones(1), torch.linspace(0.6, 0.3, 9), torch.linspace(0.18, 0.06, 10)]).double()
+    everybody = torch.ones(20, dtype=torch.bool)
+    changes, rows = {}, {}
+    for c in (GraphSettings(form="released", confidence="share"), GraphSettings()):
+        gamma = torch.full_like(s, 1 if c.confidence == "relative" else 1 / 20)
+        row, changed = torch.full_like(s, 1 / 20), []
+        for _ in range(300):
+            new = learn_rows(row, torch.tensor(0), s, gamma, everybody, c)
+            changed.append(int(((new > 0) != (row > 0)).sum()))
+            row = new
+        changes[c.form], rows[c.form] = changed[-50:], row
+    assert min(changes["released"]) > 0
+    assert sum(changes["paper"]) == 0
+    assert rows["paper"][10:].sum() == 0
+    assert rows["paper"][0] > 0
 
 
 # --- Settings. --------------------------------------------------------------------------------------------------------

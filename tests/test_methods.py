@@ -99,7 +99,7 @@ def test_after_a_round_of_the_warm_up_all_clients_have_the_same_prototypes():
 @pytest.mark.parametrize("confidence", ["share", "relative"])
 @pytest.mark.parametrize("me", [0, 2, 3])
 def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, confidence, me):
-    method = {"warmup": 1, "form": form, "graph": {"confidence": confidence}}
+    method = {"warmup": 1, "form": form, "graph": {"form": form, "confidence": confidence}}
     world = play(small(method=method, partition={"scenario": 3, "shots_range": [1, 5]}), rounds=1)
     client = world.clients[me]
     assert torch.equal(client.state["weights"], FULL_ROW)
@@ -125,7 +125,8 @@ def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, confidence, 
 def test_a_peer_that_was_not_heard_keeps_its_weight_and_the_others_share_the_rest(form):
     """Its samples still count in everybody's confidence, γ_j = n_j / Σ n."""
     over = {"partition": {"scenario": 3, "shots_range": [1, 5]}}
-    world = play(small(method={"warmup": 1, "form": form, "graph": {"mu1": 2}}, **over), rounds=1)
+    graph = {"form": form, "confidence": "share", "mu1": 2}
+    world = play(small(method={"warmup": 1, "form": form, "graph": graph}, **over), rounds=1)
     client = world.clients[0]
     client.state["weights"].copy_(torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64))
     for other in world.clients:
@@ -330,7 +331,8 @@ def test_messages_and_bytes_of_the_warm_up_are_the_papers_formula(clients):
 def test_messages_and_bytes_with_the_head_follow_the_edges_that_are_left():
     """Σ_t N_e(t) · 4(d_p K + φ) bytes, N_e the directed edges in use when the round begins, φ = d_z K; and a header."""
     rounds = 6
-    world = build_world(small(rounds=rounds, clients=6, method={"warmup": 1, "graph": {"step_size": 0.2}}))
+    graph = {"form": "released", "step_size": 0.2}  # drops edges at once
+    world = build_world(small(rounds=rounds, clients=6, method={"warmup": 1, "graph": graph}))
     edges = []
     for t in range(rounds):
         used = sum(int((c.state["weights"] > 0).sum()) - int(c.state["weights"][c.id] > 0) for c in world.clients)
@@ -344,8 +346,11 @@ def test_messages_and_bytes_with_the_head_follow_the_edges_that_are_left():
     assert world.ledger.bytes == first + later
 
 
-def test_the_graphs_form_follows_the_methods_unless_it_is_set():
-    assert small(method={"form": "paper"}).method.graph.form == "paper"
-    assert small().method.graph == GraphSettings(form="released")
-    assert small(method={"form": "paper", "graph": {"form": "released"}}).method.graph.form == "released"
-    assert small(method={"graph": {"beta": 0.2}}).method.graph == GraphSettings(form="released", beta=0.2)
+@pytest.mark.parametrize("method", ["mapl", "mapl+"])
+@pytest.mark.parametrize("form", ["released", "paper"])
+def test_the_graph_is_the_printed_one_with_relative_confidence_whatever_form_the_losses_have(method, form):
+    for over in ({}, {"graph": {"beta": 0.2}}):
+        graph = small(method, method={"form": form, **over}).method.graph
+        assert (graph.form, graph.confidence) == ("paper", "relative")
+        assert graph == GraphSettings(**over.get("graph", {}))
+    assert small(method, method={"form": form, "graph": {"form": "released"}}).method.graph.form == "released"

@@ -107,7 +107,8 @@ def test_every_cell_is_a_recipe_of_the_papers_protocol(recipes: dict[str, Recipe
         assert (recipe.partition.sharding, recipe.evaluate.moment) == ("paper", "trained")
         assert recipe.model.backbones == BACKBONES[cell.models]
         if isinstance(recipe.method, MaplSettings):
-            assert (recipe.method.form, recipe.method.graph.form) == ("released", "released")
+            graph = recipe.method.graph
+            assert (recipe.method.form, graph.form, graph.confidence) == ("released", "released", "share")
         # A data set's suggestions leave the released augmentation alone; grey images have no grey to turn to.
         grey = recipe.data.name in ("mnist", "fashionmnist")
         assert recipe.augment.contrastive == RELEASED.model_copy(update={"greyscale": 0.0} if grey else {})

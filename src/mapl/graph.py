@@ -2,7 +2,8 @@
 
 Client i keeps one row w_i of the mixing matrix. From the heads it received it infers who is similar to it, takes a few
 steps on the graph loss, and projects the row back onto the simplex (section "Learning the Collaboration Graph", CGL
-algorithm). As everywhere, "paper" is the print and "released" is what the released program computes.
+algorithm). As everywhere, "paper" is the print and "released" is what the released program computes; docs/graph.md
+compares them, and says why the default is the print with another scale of the confidence.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class GraphSettings(BaseModel):
     use_similarity: bool = Field(True, description="Use the similarity of heads; without it all clients are alike.")
     use_confidence: bool = Field(True, description="Weigh a client by its share of the data; without it all weigh 1.")
     confidence: Literal["share", "relative"] = Field(
-        "share",
+        "relative",
         description="γ_j as a share of all samples, n_j / Σ n (the paper), or relative to their mean, n_j · M / Σ n: "
         "then similarity weighs as much against the regulariser however many clients there are.",
     )
@@ -97,8 +98,8 @@ def graph_loss(
 
     The ablation tab:ab2 leaves a factor out of the first term. Without similarity, s_j = 1: all clients are equally
     similar, and the confidence alone decides (leaving out the paper's *negative* s_ij would instead repel the clients
-    with most data). Without confidence, γ_j = 1: since Σ γ_j = 1 otherwise, the first term then also weighs about M
-    times more against the regulariser.
+    with most data). Without confidence, γ_j = 1. Shares sum to 1, so that the first term then also weighs about M times
+    more against the regulariser than with them.
 
     Args:
         weights: (..., M), the row w.
@@ -151,7 +152,7 @@ def learn_weights(
         weights: (M,), the present row. A neighbour's share that went missing is given back by the projection.
         me: the client's own position in the row.
         heads: (M, K, D), the head weights that were received, and its own; on any device, the rest on one.
-        confidence: (M,), γ_j = n_j / Σ n.
+        confidence: (M,), γ_j = n_j / Σ n, or that times M (`GraphSettings.confidence`).
         neighbours: (M,) booleans, whose letter arrived; its value at `me` does not matter.
 
     Returns:
@@ -176,7 +177,7 @@ def learn_rows(
         weights: (..., n), the present rows.
         me: (...), each client's own position in its row.
         similarity: (..., n), see `head_similarity`; its value at `me` does not matter.
-        confidence: (..., n), γ_j = n_j / Σ n.
+        confidence: (..., n), γ_j = n_j / Σ n, or that times M (`GraphSettings.confidence`).
         members: (..., n) booleans, who takes part; a client itself always does. What stands elsewhere is never used.
 
     Returns:

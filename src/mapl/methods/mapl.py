@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -27,7 +27,7 @@ Term = Literal["contrastive", "prototype", "uniformity"]
 
 
 class MaplSettings(MethodSettings):
-    """MAPL's settings; the defaults are the paper's."""
+    """MAPL's settings. The defaults are the paper's, but for the graph's confidence (docs/graph.md says why)."""
 
     name: str = "mapl"
     form: Form = Field(
@@ -39,17 +39,7 @@ class MaplSettings(MethodSettings):
     )
     warmup: int = Field(100, ge=0, description="T_thr: the first round (counted from 0) that learns the graph.")
     learn_graph: bool = Field(True, description="Whether the graph is learned (CGL) or stays uniform.")
-    graph: GraphSettings = Field(
-        GraphSettings(form="released"), description="Graph learning; its form follows method.form unless it is set."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _graph_follows_form(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(graph := values.get("graph", {}), dict):
-            form = values.get("form", cls.model_fields["form"].default)
-            return {**values, "graph": {"form": form, **graph}}
-        return values
+    graph: GraphSettings = Field(GraphSettings(), description="Graph learning; it has a form of its own.")
 
 
 class Mapl(Method[MaplSettings]):
