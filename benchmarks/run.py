@@ -1,4 +1,4 @@
-"""How fast mapl is on the machine at hand: python benchmarks/run.py round|clients|exchange|all.
+"""What mapl does on the machine at hand, and how fast: python benchmarks/run.py round|clients|exchange|edges|all.
 
 Every measurement is written to the results' folder as a table for people (Markdown) and as JSON.
 """
@@ -12,15 +12,18 @@ from pathlib import Path
 
 import clients
 import common
+import edges
 import rounds
 import torch
 
-WHAT = ("round", "clients", "exchange")
+WHAT = ("round", "clients", "exchange", "edges")
+
+HELP = "A round against a plain loop; more clients; letters alone; whom clients listen to."
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python benchmarks/run.py", description=__doc__.splitlines()[0])
-    made.add_argument("what", choices=(*WHAT, "all"), help="A round against a plain loop; more clients; letters alone.")
+    made.add_argument("what", choices=(*WHAT, "all"), help=HELP)
     made.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="Default: a GPU if there is one."
     )
@@ -61,6 +64,8 @@ def _measure(what: str, options: common.Options) -> common.Report:
         return rounds.measure(options)
     if what == "clients":
         return clients.measure(options)
+    if what == "edges":
+        return edges.measure(options)
     found = importlib.import_module("exchange").measure(options.device.type, options.quick)
     if isinstance(found, common.Report):
         return found

@@ -6,10 +6,26 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
+
+
+def quick(what: str, out: Path) -> dict[str, list[dict[str, Any]]]:
+    """The tables of a quick measurement, which has left them as a page and as numbers."""
+    command = [sys.executable, RUN, what, "--quick", "--device", "cpu", "--out", out]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (out / f"{what}-cpu.md").read_text()
+    assert page.strip() == done.stdout.strip()
+    assert f"    python benchmarks/run.py {what} --device cpu --quick" in page
+    assert str(out) not in page
+    numbers = json.loads((out / f"{what}-cpu.json").read_text())
+    assert {"CPU", "cores", "torch"} <= numbers["machine"].keys()
+    tables: dict[str, list[dict[str, Any]]] = numbers["tables"]
+    return tables
 
 
 @pytest.mark.parametrize(
@@ -17,20 +33,20 @@ RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
     [
         ("round", {"program", "seconds a round", "images/s", "times as fast", "set-up, s"}),
         ("clients", {"clients", "seconds a round", "ratio to linear", "set-up, s", "peak host memory, GiB"}),
+        ("exchange", {"topology", "clients", "letters a round", "seconds a round", "peak memory, GiB"}),
     ],
 )
 def test_a_quick_measurement_leaves_a_table_and_its_numbers(tmp_path, what, columns):
-    command = [sys.executable, RUN, what, "--quick", "--device", "cpu", "--out", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / f"{what}-cpu.md").read_text()
-    assert page.strip() == done.stdout.strip()
-    assert f"    python benchmarks/run.py {what} --device cpu --quick" in page
-    assert str(tmp_path) not in page
-    numbers = json.loads((tmp_path / f"{what}-cpu.json").read_text())
-    assert {"CPU", "cores", "torch"} <= numbers["machine"].keys()
-    rows = next(iter(numbers["tables"].values()))
-    assert len(rows) == 2
+    rows = next(iter(quick(what, tmp_path).values()))
+    assert len(rows) == (4 if what == "exchange" else 2)
     for row in rows:
         assert columns <= row.keys()
         assert row["seconds a round"] > 0
+
+
+def test_the_edges_of_every_form_of_graph_learning_are_counted(tmp_path):
+    *runs, alone = quick("edges", tmp_path).values()
+    for rows in runs:
+        assert len(rows) == 5
+        assert all(0 < row["messages"] <= 4 * 3 * 6 and 0 <= row["edges at the end"] <= 4 * 3 for row in rows)
+    assert {row["graph"] for row in alone} == {"released", "paper", "balanced"}
