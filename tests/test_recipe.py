@@ -39,6 +39,13 @@ def test_each_layer_lies_over_the_one_before_and_provenance_says_which_won():
     assert {key: origin[key] for key in said} == said
 
 
+@pytest.mark.parametrize("tree", [{"data": "cifar10"}, {"data": "digits", "method": "fedproto"}])
+def test_a_data_set_that_suggests_nothing_for_a_method_is_not_where_its_defaults_came_from(tree):
+    _, origin = compose(("my.toml", tree))
+    own = {place for key, place in origin.items() if key.startswith("method.") and key != "method.name"}
+    assert own == {"default"}
+
+
 def test_a_layer_that_names_another_method_leaves_behind_what_this_one_does_not_take():
     file = ("my.toml", {"method": {"name": "mapl", "warmup": 7, "graph": {"beta": 0.2}}})
     recipe, origin = compose(file, ("command line", {"method": "fedproto"}))

@@ -198,7 +198,10 @@ def suggestions(data: Any, method: Any) -> Tree:
     known = settings_class(name).model_fields
     if find("method", name, mapl.methods).homogeneous:
         suggested = merge(suggested, {"model": {"backbones": [getattr(source, "alike", "resnet18")]}})
-    return {**suggested, "method": {k: v for k, v in suggested.get("method", {}).items() if k in known}}
+    taken = {k: v for k, v in suggested.get("method", {}).items() if k in known}
+    # An empty table would pass for the origin of all of the method's defaults.
+    rest = {k: v for k, v in suggested.items() if k != "method"}
+    return {**rest, "method": taken} if taken else rest
 
 
 def read(path: Path) -> Tree:
