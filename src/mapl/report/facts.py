@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import mapl.data.sources
 import mapl.methods
@@ -38,11 +38,23 @@ def facts(lines: Sequence[Line]) -> dict[str, list[str]]:
         "Rounds": [_rounds(lines)],
         "Seeds": [f"{listing(sorted({run.recipe.seed for run in runs}))} ({count(len(runs), 'run')} in all)"],
     }
-    forms = {form for recipe in recipes if (form := getattr(recipe.method, "form", None)) is not None}
-    says = {"paper": "as the paper prints them", "released": "as the paper's released program has them"}
-    if forms:
-        made["Form"] = [f"losses and graph learning {says.get(form, form)}" for form in sorted(forms)]
+    if forms := _all(text for recipe in recipes for text in _forms(recipe)):
+        made["Form"] = forms
     return made
+
+
+FORMS = {"paper": "as the paper prints", "released": "as the paper's released program has"}
+
+
+def _forms(recipe: Recipe) -> Iterator[str]:
+    """Where the paper's print and its released program differ: which of them a run follows."""
+    method = recipe.method.model_dump(mode="json")
+    if form := method.get("form"):
+        yield f"losses {FORMS.get(form, form)} them"
+    if method.get("learn_graph") and recipe.network.topology.name != "none":
+        relative = method["graph"]["confidence"] == "relative"
+        words = ", with confidence relative to its mean" if relative else ""
+        yield f"graph learning {FORMS[method['graph']['form']]} it{words}"
 
 
 def _all(texts: Iterable[str]) -> list[str]:

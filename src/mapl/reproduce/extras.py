@@ -29,11 +29,11 @@ def extras(world: World, record: Record, which: Iterable[Extra]) -> dict[str, An
 
 
 def heads(world: World) -> dict[str, Any]:
-    """How alike the heads of every two clients are (M, M): as the method's own form has it, and class by class.
+    """How alike the heads of every two clients are (M, M): as the graph's own form has it, and class by class.
 
     The released form is the second; a run of that form has them twice.
     """
-    form: Form = getattr(world.recipe.method, "form", "released")
+    form: Form = getattr(getattr(world.recipe.method, "graph", None), "form", "released")
     stack = torch.stack([client.model.head.weight.detach().cpu() for client in world.clients])
     return {"form": form, "own": _all_pairs(stack, form), "by_class": _all_pairs(stack, "released")}
 
