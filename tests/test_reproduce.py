@@ -218,6 +218,7 @@ def test_a_row_has_all_that_tables_and_figures_need(whole):
     assert mapl_row.curve["messages"][-1] == mapl_row.messages == 12 * 4
     assert mapl_row.matrix().sum(1).tolist() == pytest.approx([1] * 4, abs=1e-5)
     assert set(mapl_row.weights) >= {"0", "1", "2", "3"}
+    assert "folder" not in mapl_row.recipe["data"]
     assert control.messages == 0
     assert (mapl_row.form, rows["Local", False].form) == ("balanced", None)
     assert rows["Local", False].weights == {}

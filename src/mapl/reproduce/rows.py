@@ -35,7 +35,8 @@ def row_of(work: Work, record: Record, setup_seconds: float) -> Row:
         seed=recipe.seed,
         rounds=len(record.rounds),
         form=form_of(recipe),
-        recipe=recipe.model_dump(mode="json"),
+        # Where somebody's data lies is nobody else's business, and says nothing about the run.
+        recipe=recipe.model_dump(mode="json", exclude={"data": {"folder"}}),
         accuracy=record.accuracy.tolist(),
         all_images=None if every is None else every.tolist(),
         clusters=[card.cluster for card in record.clients],
