@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from mapl import Dataset, Images, MaplError, Recipe
+from mapl.reproduce.machine import cpu_name
 from mapl.world import load_data
 
 Row = dict[str, Any]
@@ -55,7 +56,7 @@ def say(text: str) -> None:
 
 def machine(device: torch.device) -> Row:
     found: Row = {
-        "CPU": cpu_model(),
+        "CPU": cpu_name(),
         "cores": cores(),
         "torch": torch.__version__,
         "Python": platform.python_version(),
@@ -68,13 +69,6 @@ def machine(device: torch.device) -> Row:
 def cores() -> int:
     """How many of the machine's cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cpu_model() -> str:
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text().splitlines() if listed.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def synthetic(image: tuple[int, int, int], train: int, test: int, classes: int = 10) -> Dataset:

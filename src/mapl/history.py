@@ -13,7 +13,7 @@ A run's folder:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -82,6 +82,12 @@ def sparse_row(row: Tensor) -> dict[str, list[Any]]:
     return {"to": to.tolist(), "weights": row[to].tolist()}
 
 
+def write_row(matrix: Tensor, client: int, row: dict[str, list[Any]]) -> None:
+    """Put a sparse row back into W (M, M), in place."""
+    matrix[client] = 0
+    matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=matrix.dtype)
+
+
 @dataclass(frozen=True)
 class Record:
     """A run read from its folder."""
@@ -146,14 +152,18 @@ class Record:
 
     def weights(self, round: int = -1) -> Tensor:
         """The mixing matrix W (M, M) at the end of a round; a client that never mixed has its row of the identity."""
-        size = len(self.clients)
-        last = range(len(self.rounds))[round] if self.rounds else -1
-        matrix = torch.eye(size, dtype=torch.float64)
-        for line in self.rounds[: last + 1]:
+        if not self.rounds:
+            return torch.eye(len(self.clients), dtype=torch.float64)
+        last = range(len(self.rounds))[round]
+        return next(matrix for line, matrix in self.graphs() if line is self.rounds[last])
+
+    def graphs(self) -> Iterator[tuple[Round, Tensor]]:
+        """Every round with W (M, M) at its end; the matrix is one object, changed in place."""
+        matrix = torch.eye(len(self.clients), dtype=torch.float64)
+        for line in self.rounds:
             for client, row in line.rows.items():
-                matrix[client] = 0
-                matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=torch.float64)
-        return matrix
+                write_row(matrix, client, row)
+            yield line, matrix
 
 
 def encode_all(rounds: Iterable[Round]) -> bytes:

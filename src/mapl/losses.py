@@ -49,7 +49,7 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
     self_pairs = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     not_positive = (labels[:, None] != labels) | self_pairs
 
-    unit = _unit(projections)
+    unit = unit_rows(projections)
     logits = unit @ unit.T / temperature
     # The lowest finite number stands for log 0: with −∞ a row that is excluded as a whole would pass through NaN.
     log_zero = torch.finfo(logits.dtype).min
@@ -85,9 +85,9 @@ def prototype_contrastive(
         A scalar.
     """
     if form == "paper":
-        return F.cross_entropy(_unit(projections) @ _unit(prototypes).T / temperature, labels)
+        return F.cross_entropy(unit_rows(projections) @ unit_rows(prototypes).T / temperature, labels)
     if form == "released":
-        return F.cross_entropy(_unit(projections) @ prototypes.T, labels)
+        return F.cross_entropy(unit_rows(projections) @ prototypes.T, labels)
     raise unknown("form", form, FORMS)
 
 
@@ -108,7 +108,7 @@ def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> 
     """
     same = torch.eye(len(prototypes), dtype=torch.bool, device=prototypes.device)
     if form == "paper":
-        unit = _unit(prototypes)
+        unit = unit_rows(prototypes)
         pairs = (unit @ unit.T).masked_fill(same, 0)
     elif form == "released":
         # Masked before the exponential: a long prototype may overflow with itself, and its gradient would be 0·∞.
@@ -118,7 +118,7 @@ def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> 
     return pairs.sum() / len(prototypes)
 
 
-def _unit(vectors: Tensor) -> Tensor:
+def unit_rows(vectors: Tensor) -> Tensor:
     """The rows divided by their l2 norm; a zero row stays as it is, and its gradient stays bounded."""
     return vectors / norm_or_one(vectors).unsqueeze(-1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
-from sklearn.manifold import TSNE
-from torch import Tensor
 
+from mapl.embedding import alignment, in_the_plane, sample
 from mapl.errors import MaplError
 from mapl.history import Record
-from mapl.keys import ALWAYS, NOBODY, generator
 from mapl.recipe import GIVEN_IN_PYTHON
 from mapl.report.lines import PALETTE
 from mapl.report.style import INK, figure, tidy
 from mapl.run import restored_world
 from mapl.world import World
 
-POINTS = 800
 MARKERS = "o^sDvP*X<>"
 # Paul Tol's "muted" scheme, for more kinds of points than the palette of the lines has.
 MUTED = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#777777")
@@ -81,48 +77,6 @@ def _laid_out(world: World) -> Embedding | str:
         kin=kin,
         kin_by_chance=kin_by_chance,
     )
-
-
-def in_the_plane(vectors: Tensor) -> NDArray[np.float64]:
-    """Vectors (n, d) laid out by t-SNE, (n, 2)."""
-    # Wide enough a neighbourhood for t-SNE's usual 30, but it has to be smaller than the number of points.
-    layout = TSNE(
-        perplexity=min(30.0, (len(vectors) - 1) / 3),
-        init="pca" if vectors.shape[1] > 1 else "random",
-        max_iter=500,  # half of the usual: this many points have settled by then
-        random_state=0,
-    )
-    points: NDArray[np.float64] = layout.fit_transform(vectors.numpy()).astype(np.float64)
-    return points
-
-
-def sample(world: World) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings, labels and owners of at most `POINTS` test images, as many from each client as can be.
-
-    They are the recipe's own test images, also where a run is tested with all.
-    """
-    seed, purpose = world.recipe.seed, "points of the report"
-    chosen = torch.randperm(len(world.clients), generator=generator(seed, NOBODY, ALWAYS, purpose))[:POINTS]
-    share = max(1, POINTS // len(world.clients))
-    vectors, labels, owners = [], [], []
-    for i in sorted(chosen.tolist()):
-        client = world.clients[i]
-        points = torch.randperm(client.tests, generator=generator(seed, i, ALWAYS, purpose))[:share]
-        vectors.append(world.engine.embed(client)[points].cpu())
-        labels.append(client.test.labels[points].cpu())
-        owners.append(torch.full_like(labels[-1], i))
-    return torch.cat(vectors), torch.cat(labels), torch.cat(owners)
-
-
-def alignment(vectors: Tensor, clients: Tensor, kinds: Sequence[Tensor]) -> list[tuple[float, float]]:
-    """For each kind: how often the nearest point at another client is of the same one, and how often any such point."""
-    elsewhere = clients[:, None] != clients[None, :]
-    nearest = torch.cdist(vectors, vectors).masked_fill(~elsewhere, float("inf")).argmin(1)
-    shares = []
-    for kind in kinds:
-        same = (kind[:, None] == kind[None, :]) & elsewhere
-        shares.append((float((kind[nearest] == kind).double().mean()), float(same.sum() / elsewhere.sum())))
-    return shares
 
 
 def embedding_figure(made: Embedding) -> Figure:

@@ -20,7 +20,7 @@ from mapl.report.style import Picture, png, svg
 from mapl.report.words import count, listing
 from mapl.reproduce import complexity
 from mapl.reproduce.figures import FIGURES
-from mapl.reproduce.scale import FORMS, Protocol
+from mapl.reproduce.scale import FORMS, OURS
 from mapl.reproduce.statistics import CellResult, results
 from mapl.reproduce.store import Row, Store
 
@@ -39,7 +39,7 @@ def write_page(out: Path, store: Store) -> list[Path]:
     made = _Page(Path(out))
     full = [row for row in store.rows.values() if not row.scale]
     found = {name: results(name, store) for name in TABLES}
-    others = {form: _of_form(store, form) for form in FORMS if form != Protocol.form}
+    others = {form: _of_form(store, form) for form in FORMS if form != OURS}
     learned = _learned(full)
     every = [result for name in TABLES for result in found[name]]
     for title, sentences in words.headlines(every, full, learned).items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mapl.paper import PROTOCOL
 from mapl.recipe import Recipe
-from mapl.reproduce.scale import Protocol
+from mapl.reproduce.scale import OURS
 from mapl.reproduce.store import Row
 
 DATA = {"cifar10": "CIFAR10", "cinic10": "CINIC10", "svhn": "SVHN", "mnist": "MNIST", "fashionmnist": "FashionMNIST"}
@@ -41,7 +41,7 @@ def notes(row: Row) -> Iterator[str]:
         yield f"M = {len(row.clusters)}"
     if len(set(row.backbones)) == 1:
         yield "homogeneous"
-    if row.form not in (None, Protocol.form):
+    if row.form not in (None, OURS):
         yield f"form {row.form}"
     if recipe.partition.scenario in (2, 4) and recipe.partition.overlap != PROTOCOL["partition"]["overlap"]:
         yield f"overlap {recipe.partition.overlap}"

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from mapl.embedding import alignment, in_the_plane, sample
 from mapl.graph import head_similarity
 from mapl.history import Record
-from mapl.losses import Form, norm_or_one
+from mapl.losses import Form, unit_rows
 from mapl.world import World
 
 Extra = Literal["heads", "distribution", "embedding"]
@@ -55,19 +56,16 @@ def embedding(world: World) -> dict[str, Any]:
     Prototypes are compared with projections, never with embeddings, so that the second is the only plane where they
     have a place. Directions alone matter there, as in the loss.
     """
-    # Pictures know of reports, and nothing else here does: it brings the drawing library with it.
-    from mapl.report.embedding import alignment, in_the_plane, sample
-
     vectors, labels, owners = sample(world)
     projections = torch.cat([_project(world, i, vectors[owners == i]) for i in range(len(world.clients))])
     held = [(c.id, k) for c in world.clients for k in sorted(set(c.train.labels.tolist()))]
     prototypes = torch.stack([world.clients[i].model.prototypes[k].cpu() for i, k in held])
     clusters = torch.tensor([client.cluster for client in world.clients])[owners]
     (aligned, by_chance), (kin, kin_by_chance) = alignment(vectors, owners, (labels, clusters))
-    (projected, _), *_ = alignment(_unit(projections), owners, (labels,))
+    (projected, _), *_ = alignment(unit_rows(projections), owners, (labels,))
     return {
         "z": [_rounded(point, 2) for point in torch.from_numpy(in_the_plane(vectors))],
-        "p": [_rounded(p, 2) for p in torch.from_numpy(in_the_plane(_unit(torch.cat([projections, prototypes]))))],
+        "p": [_rounded(p, 2) for p in torch.from_numpy(in_the_plane(unit_rows(torch.cat([projections, prototypes]))))],
         "labels": labels.tolist() + [k for _, k in held],
         "clients": owners.tolist() + [i for i, _ in held],
         "prototypes": len(held),
@@ -86,10 +84,6 @@ def _project(world: World, client: int, embeddings: Tensor) -> Tensor:
     made = model.project(embeddings.to(model.prototypes.device)).cpu()
     model.train(training)
     return made
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return vectors / norm_or_one(vectors).unsqueeze(-1)
 
 
 def _rounded(values: Tensor, digits: int) -> list[float]:

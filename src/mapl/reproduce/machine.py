@@ -15,7 +15,7 @@ from mapl.recipe import Recipe
 def device_name(recipe: Recipe) -> str:
     """The GPU's name, or the CPU's."""
     device = find_device(recipe.engine)
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def precision(recipe: Recipe) -> str:
@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
     return {"mapl": own, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mapl.clusters import share_inside
@@ -69,7 +67,7 @@ def _over_time(record: Record) -> tuple[dict[str, list[float]], dict[str, list[d
     mixes, wanted = any(line.rows for line in record.rounds), _rounds(record)
     clusters = [card.cluster for card in record.clients]
     points, kept, messages, size = [], {}, 0, 0
-    for line, matrix in _matrices(record):
+    for line, matrix in record.graphs():
         messages, size = messages + line.messages, size + line.bytes
         if mixes and line.round in wanted:
             kept[str(line.round)] = sparse(matrix)
@@ -100,13 +98,3 @@ def _rounds(record: Record) -> set[int]:
         *(t + 1 for t in needs(record.recipe).weights_at),
     }
     return {end - 1 for end in ends if 1 <= end <= played}
-
-
-def _matrices(record: Record) -> Iterator[tuple[Round, Tensor]]:
-    """Every round with W (M, M) at its end; the matrix is the same object, changed in place."""
-    matrix = torch.eye(len(record.clients), dtype=torch.float64)
-    for line in record.rounds:
-        for client, row in line.rows.items():
-            matrix[client] = 0
-            matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=torch.float64)
-        yield line, matrix

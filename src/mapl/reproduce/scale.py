@@ -102,6 +102,9 @@ FORMS: dict[str, Tree] = {
 the released program's losses and graph; the printed losses and graph. docs/graph.md says why the first one is ours."""
 
 
+OURS = "balanced"
+
+
 def form_of(recipe: Recipe) -> str | None:
     """Which of the forms a run of MAPL has; None for other methods."""
     method = recipe.method.model_dump(mode="json")
@@ -123,7 +126,7 @@ class Protocol:
     rounds: int | None = None
     settings: tuple[str, ...] = ()
     """KEY=VALUE, over everything else."""
-    form: str = "balanced"
+    form: str = OURS
     """MAPL's form, one of `FORMS`, in place of the cell's."""
 
     def __post_init__(self) -> None:
@@ -145,7 +148,7 @@ class Protocol:
         return " + ".join([*parts, *(text for text in self.settings if not text.strip().startswith(QUIET))])
 
     @staticmethod
-    def of_label(label: str, form: str = "balanced") -> Protocol:
+    def of_label(label: str, form: str = OURS) -> Protocol:
         scale, rounds, settings = "", None, []
         for part in label.split(" + ") if label else []:
             if part.startswith("rounds="):

@@ -16,7 +16,7 @@ from mapl.control import control_of, is_control
 from mapl.errors import MaplError
 from mapl.paper import TABLES, Cell, cells, table
 from mapl.recipe import Recipe
-from mapl.reproduce.scale import FORMS, Protocol
+from mapl.reproduce.scale import FORMS, OURS, Protocol
 from mapl.reproduce.store import Row, Store, key_of
 
 Over = Literal["seeds", "clients"]
@@ -68,7 +68,7 @@ class CellResult:
         return [row.seed for row in self.rows]
 
 
-def results(name: str, store: Store, scale: str = "", form: str = "balanced") -> list[CellResult]:
+def results(name: str, store: Store, scale: str = "", form: str = OURS) -> list[CellResult]:
     """The cells of a table that have been run, in the paper's order. `scale` is what the rows' `scale` says."""
     protocol = Protocol.of_label(scale, form)
     seeds = sorted({row.seed for row in store.rows.values()})

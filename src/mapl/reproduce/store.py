@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mapl.control import control_of, is_control
 from mapl.errors import MaplError
-from mapl.history import sparse_row
+from mapl.history import sparse_row, write_row
 from mapl.recipe import Recipe, Tree, validated
 
 
@@ -82,15 +82,11 @@ class Row:
         rows = self.weights[str(round)] if round is not None else self.weights[max(self.weights, key=int)]
         matrix = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         for client, row in enumerate(rows):
-            matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=torch.float64)
+            write_row(matrix, client, row)
         return matrix
 
     def line(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False) + "\n"
-
-    @staticmethod
-    def of_line(line: str) -> Row:
-        return Row(**json.loads(line))
 
 
 def key_of(recipe: Recipe) -> str:
