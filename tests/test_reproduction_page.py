@@ -236,6 +236,40 @@ def test_where_the_difference_comes_from_is_said_in_numbers(tmp_path: Path) -> N
     assert difference_sentences(results("res_hetero", above)[0], []) == []
 
 
+def test_the_published_run_is_compared_with_a_further_run_of_ours(tmp_path: Path) -> None:
+    store, name = Store(tmp_path), "res_hetero/scenario=1/CIFAR10/MAPL"
+    add_cell(store, name, [0.74, 0.75, 0.76])
+    (found,) = results("res_hetero", store)
+    said = [s for s in difference_sentences(found, []) if s.startswith("One more run of ours")]
+    # t of 2 degrees of freedom is 4.303, the standard deviation 1 point: 75 ± 4.303 · √(1 + 1/3)
+    assert "would lie between 70.0 and 80.0 % (95 %), by how far 3 seeds lie apart" in said[0]
+    assert said[0].endswith("The published one does, so that chance may be all of it.")
+    near = Store(tmp_path / "near")
+    add_cell(near, name, [0.749, 0.75, 0.751])
+    assert difference_sentences(results("res_hetero", near)[0], [])[2].endswith("The published one does not.")
+
+
+def test_cells_that_repeat_a_setting_are_not_counted_as_several(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.74, 0.75])
+    found = [result for name in TABLES for result in results(name, store)]
+    said = headlines(found, list(store.rows.values()), [])["What was confirmed, and what was not"]
+    assert said[0].startswith("6 filled cells have two or more seeds: 1 setting, repeated in several tables.")
+
+
+def test_what_letters_did_not_buy_is_said(tmp_path: Path) -> None:
+    store, place = Store(tmp_path), "res_hetero/scenario=1/CIFAR10"
+    add_cell(store, f"{place}/MAPL", [0.75, 0.76], control=0.74)  # 74.0 and 74.4 without letters
+    add_cell(store, f"{place}/Local", [0.70, 0.704])
+    add_cell(store, f"{place}/FedClassAvg", [0.73], control=0.72)
+    found = results("res_hetero", store)
+    gain, loss, others = headlines(found, list(store.rows.values()), [])["What letters bought"]
+    # 1.0 and 1.6 points: standard error 0.3, times 12.706 of 1 degree of freedom
+    assert "letters bought MAPL on CIFAR10, scenario 1, +1.3 ± 3.8 points" in gain
+    assert "Without letters MAPL on CIFAR10, scenario 1, is +4.0 ± 0.0 points from Local" in loss
+    assert others.endswith("in points on CIFAR10, scenario 1: FedClassAvg +1.0 ± 0.0.")
+
+
 # Tables
 
 

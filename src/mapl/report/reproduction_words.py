@@ -9,6 +9,7 @@ from statistics import fmean, pstdev
 
 from mapl.clusters import adjusted_rand, share_inside
 from mapl.paper import cells
+from mapl.report.reproduction_gains import gain_sentences, is_mapl, loss_sentences, other_gain_sentences
 from mapl.report.reproduction_tables import (
     PAPER_COMMUNICATIONS,
     contest,
@@ -34,11 +35,16 @@ def headlines(results: Sequence[CellResult], rows: Sequence[Row], graphs: Sequen
     if not results:
         nothing = f"None of the {len(cells())} cells of the paper's tables has been run by its protocol yet."
         return {"What was run": [nothing]}
+    held = _contests(results)[:SENTENCES]
     said = {
         "What was run": [coverage(results, rows)],
         "What was confirmed, and what was not": [*agreement(results), *mapl_sentences(results)],
         "Where MAPL's difference comes from": [s for r in _main(results)[:2] for s in difference_sentences(r, results)],
-        "What letters bought": gain_sentences(results),
+        "What letters bought": [
+            *gain_sentences(_main(results)[:SENTENCES]),
+            *loss_sentences(held),
+            *other_gain_sentences(held),
+        ],
         "Whether MAPL is the best": [*rank_sentences(results), *paired_sentences(results)],
         "What became of the graph": graph_sentences(graphs),
     }
@@ -70,9 +76,12 @@ def agreement(results: Sequence[CellResult]) -> list[str]:
     differences = [100 * result.difference for result in results]
     said = []
     if judged:
+        settings = len({result.rows[0].key for result in judged})
+        repeated = f": {count(settings, 'setting')}, repeated in several tables" if settings < len(judged) else ""
         said.append(
-            f"Of the {count(len(judged), 'filled cell')} with two or more seeds, the published value lies within our "
-            f"95 % interval in {len(inside)}{too_wide}. Every published number is one run itself."
+            f"{count(len(judged), 'filled cell has', 'filled cells have')} two or more seeds{repeated}. The published "
+            f"value lies within our 95 % interval in {len(inside)} of them{too_wide}. Every published number is one "
+            "run itself."
         )
     if len(judged) < len(results):
         alone = len(results) - len(judged)
@@ -88,7 +97,7 @@ def _main(results: Sequence[CellResult]) -> list[CellResult]:
     """Full MAPL, once for each run: the first table that has it stands for the others."""
     found: dict[str, CellResult] = {}
     for result in results:
-        if _is_mapl(result) and result.cell.table in METHOD_TABLES:
+        if is_mapl(result) and result.cell.table in METHOD_TABLES:
             found.setdefault(result.rows[0].key, result)
     # The paper's main setting first.
     return sorted(found.values(), key=lambda r: (r.cell.table != "res_hetero", r.cell.setting["dataset"] != "CIFAR10"))
@@ -136,6 +145,7 @@ def difference_sentences(result: CellResult, results: Sequence[CellResult]) -> l
             f"{result.all_images.text()} %: {published - 100 * result.all_images.mean:.1f} points, or "
             f"{(published - 100 * result.all_images.mean) / chance:.1f} of those standard errors, below."
         )
+    said += _further_run(result)
     best = fmean(max(row.curve["accuracy"]) for row in result.rows)
     late = fmean(fmean(row.curve["accuracy"][-5:]) for row in result.rows)
     said.append(
@@ -145,6 +155,19 @@ def difference_sentences(result: CellResult, results: Sequence[CellResult]) -> l
     )
     said += [_backbones(result), *_same_contest(result, results)]
     return said
+
+
+def _further_run(result: CellResult) -> list[str]:
+    """Where one more run would lie: the published number is one run, and our interval is of a mean."""
+    if result.accuracy.interval is None:
+        return []
+    half = result.accuracy.interval * math.sqrt(len(result.rows) + 1)  # t s / √n becomes t s √(1 + 1/n)
+    low, high = 100 * (result.accuracy.mean - half), 100 * (result.accuracy.mean + half)
+    found = "does, so that chance may be all of it" if abs(result.difference) <= half else "does not"
+    return [
+        f"One more run of ours would lie between {low:.1f} and {high:.1f} % (95 %), by how far "
+        f"{len(result.rows)} seeds lie apart. The published one {found}."
+    ]
 
 
 def _backbones(result: CellResult) -> str:
@@ -166,7 +189,7 @@ def _backbones(result: CellResult) -> str:
 
 def _same_contest(result: CellResult, results: Sequence[CellResult]) -> list[str]:
     """Whether the other methods differ as much."""
-    others = [r for r in results if contest(r.cell) == contest(result.cell) and not _is_mapl(r)]
+    others = [r for r in results if contest(r.cell) == contest(result.cell) and not is_mapl(r)]
     if not others:
         return []
     listed = listing(f"{r.cell.method} {100 * r.difference:+.1f}" for r in others)
@@ -174,35 +197,13 @@ def _same_contest(result: CellResult, results: Sequence[CellResult]) -> list[str
     return [f"The other methods of the same cells, ours less the published: {listed}; {mean:+.1f} in the mean."]
 
 
-def gain_sentences(results: Sequence[CellResult]) -> list[str]:
-    """What the letters bought MAPL; with all test images where there are such tests, which leaves less to chance."""
-    said = []
-    for result in _main(results)[:SENTENCES]:
-        gain, images = (result.gain_all, "all test images") if result.gain_all else (result.gain, "the paper's tests")
-        if gain is None:
-            continue
-        text = (
-            f"Collaboration gain: letters bought {place(result.cell)}, {gain.text(sign='+')} points over the "
-            f"same clients without letters ({images})"
-        )
-        if gain.interval is None:
-            said.append(f"{text}; with one seed nobody can say how much of that is chance.")
-            continue
-        over = "clients of one seed" if result.gain_over == "clients" else count(len(result.controls), "seed")
-        sure = abs(gain.mean) > gain.interval
-        side = "above" if gain.mean > 0 else "below"
-        verdict = f"lies {side} 0" if sure else "includes 0, so this does not show that letters help or harm"
-        said.append(f"{text}; the 95 % interval over {over} {verdict}.")
-    return said
-
-
 def rank_sentences(results: Sequence[CellResult]) -> list[str]:
     """Whether MAPL is the best, as published. MAPL and MAPL+ count as one: the paper's own."""
     held = _contests(results)
     if not held:
         return []
-    won = [group for group in held if _is_mapl(max(group, key=lambda r: r.accuracy.mean))]
-    published = sum(_is_mapl(max(group, key=lambda r: r.published)) for group in held)
+    won = [group for group in held if is_mapl(max(group, key=lambda r: r.accuracy.mean))]
+    published = sum(is_mapl(max(group, key=lambda r: r.published)) for group in held)
     text = (
         f"MAPL has the highest mean in {len(won)} of the {count(len(held), 'contest')} that it and at least one other "
         f"method were run in; by the published numbers of the same cells, in {published}."
@@ -216,17 +217,13 @@ def _contests(results: Sequence[CellResult]) -> list[list[CellResult]]:
     for result in results:
         if result.cell.table in METHOD_TABLES:
             contests.setdefault(contest(result.cell), []).append(result)
-    both = [group for group in contests.values() if len({_is_mapl(r) for r in group}) == 2]
+    both = [group for group in contests.values() if len({is_mapl(r) for r in group}) == 2]
     return list({frozenset(r.rows[0].key for r in group): group for group in reversed(both)}.values())[::-1]
-
-
-def _is_mapl(result: CellResult) -> bool:
-    return result.cell.method in ("MAPL", "MAPL+")
 
 
 def _lost(group: Sequence[CellResult]) -> str:
     best = max(group, key=lambda r: r.accuracy.mean)
-    mine = max((r for r in group if _is_mapl(r)), key=lambda r: r.accuracy.mean)
+    mine = max((r for r in group if is_mapl(r)), key=lambda r: r.accuracy.mean)
     ahead = f"{best.accuracy.text()} % against {mine.accuracy.text()} %"
     return f"{place(best.cell)} is ahead of {mine.cell.method}: {ahead}."
 

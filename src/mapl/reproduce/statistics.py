@@ -91,7 +91,7 @@ def _result(cell: Cell, protocol: Protocol, store: Store, seeds: Sequence[int]) 
         return None
     own = [row.seed for row in rows]
     controls = [] if is_control(recipe) else _rows(control_of(recipe), store, own)
-    gain, over = _gain(rows, controls, "accuracy")
+    gain, over = less(rows, controls, "accuracy")
     every = [fmean(row.all_images) for row in rows if row.all_images]
     return CellResult(
         cell=cell,
@@ -104,7 +104,7 @@ def _result(cell: Cell, protocol: Protocol, store: Store, seeds: Sequence[int]) 
         all_images=Estimate.of(every) if len(every) == len(rows) else None,
         gain=gain,
         gain_over=over,
-        gain_all=_gain(rows, controls, "all_images")[0],
+        gain_all=less(rows, controls, "all_images")[0],
     )
 
 
@@ -114,8 +114,9 @@ def _rows(recipe: Recipe, store: Store, seeds: Sequence[int]) -> list[Row]:
     return [row for row in found if row is not None]
 
 
-def _gain(rows: Sequence[Row], controls: Sequence[Row], tested: Tested) -> tuple[Estimate | None, Over]:
-    by_seed = {row.seed: row for row in controls}
+def less(rows: Sequence[Row], others: Sequence[Row], tested: Tested) -> tuple[Estimate | None, Over]:
+    """How much better some runs are than others of the same shards, on the seeds that both have; None without any."""
+    by_seed = {row.seed: row for row in others}
     pairs = [(row, by_seed[row.seed]) for row in rows if row.seed in by_seed]
     if tested == "all_images" and not all(one.all_images and other.all_images for one, other in pairs):
         return None, "seeds"
