@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import struct
 import time
@@ -199,8 +200,16 @@ def test_a_setting_that_is_newer_than_a_row_does_not_make_it_another_run(whole, 
     older["train"] = {name: value for name, value in row.recipe["train"].items() if name != "momentum"}
     Store(tmp_path).add(replace(row, key="as it was then", recipe=older))
     assert list(Store(tmp_path).rows) == [row.key]
-    Store(tmp_path).add(replace(row, key="unreadable", recipe={"method": {"name": "gone"}}))
-    assert list(Store(tmp_path).rows) == [row.key, "unreadable"]
+
+
+def test_a_row_of_a_method_that_is_no_more_is_left_out_with_a_word(whole, tmp_path):
+    row = row_from(whole)
+    Store(tmp_path).add(row)
+    gone = replace(row, key="unreadable", recipe={"method": {"name": "gone"}})
+    with (tmp_path / "res_hetero.jsonl").open("a") as file:
+        file.write(gone.line())
+    with pytest.warns(UserWarning, match=r"FashionMNIST/MAPL is left out \(.*gone"):
+        assert list(Store(tmp_path).rows) == [row.key]
 
 
 def test_a_broken_line_is_one_sentence(whole, tmp_path):
@@ -288,10 +297,21 @@ def test_a_kill_between_the_store_and_the_sweep_costs_nothing(data, whole, tmp_p
 
 
 def test_a_budget_stops_it_and_the_same_command_goes_on(data, whole, tmp_path):
-    said = cli(*smoke(tmp_path, data, "--budget-minutes", "0"), code=130)
+    said = cli(*smoke(tmp_path, data, "--budget-minutes", "0"))
     assert "3 runs, 0 done, 3 to go" in said
     cli(*smoke(tmp_path, data))
     assert lasting(tmp_path) == lasting(whole)
+
+
+def test_rows_and_columns_are_of_tables():
+    with pytest.raises(MaplError, match="--rows and --columns choose cells of a table, and col_graph is a figure"):
+        plan("col_graph", Protocol(), rows=["1"])
+
+
+def test_a_page_of_what_there_is_needs_no_table(whole, tmp_path):
+    shutil.copy(whole / "res_hetero.jsonl", tmp_path)
+    assert "0 of 362 cells of the paper are filled" in cli("reproduce", "--page", "--out", str(tmp_path))
+    assert "Not the paper" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_what_is_finished_is_not_run_again_and_one_process_writes(data, whole, monkeypatch):

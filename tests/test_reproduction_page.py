@@ -6,23 +6,26 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
 from mapl.methods._encoder import encoder
 from mapl.paper import TABLES, find_cell
 from mapl.report.document import Bullets, Entry, Grid, Heading, plain, to_html, to_markdown
 from mapl.report.reproduction import write_page
-from mapl.report.reproduction_tables import LAYOUTS, laid_out, pairs
+from mapl.report.reproduction_graph_words import graph_sentences
+from mapl.report.reproduction_tables import LAYOUTS, laid_out, pairs, winners
 from mapl.report.reproduction_words import difference_sentences, headlines
 from mapl.reproduce import complexity
 from mapl.reproduce.complexity import Cost, Sent
 from mapl.reproduce.scale import Protocol
 from mapl.reproduce.statistics import results
-from mapl.reproduce.store import Store
+from mapl.reproduce.store import Store, sparse
 from reproduction_store import add_cell, made_row, made_store
 
 VOID = {"meta", "link", "img", "br"}
@@ -141,7 +144,7 @@ def test_it_counts_cells_seeds_runs_and_hours(markdown: str, store: Store) -> No
     assert f"{filled} of the 362 cells of the paper's tables are filled" in markdown
     assert f"took {len(full)} runs, {sum(row.control for row in full)} of them controls" in markdown
     assert f"{len(full) * 0.5:.1f} hours on" in markdown
-    assert "Form of MAPL: balanced." in markdown
+    assert "form “balanced” is ours" in markdown
 
 
 def test_it_says_what_was_confirmed_with_the_numbers(markdown: str) -> None:
@@ -154,7 +157,7 @@ def test_it_says_what_was_confirmed_with_the_numbers(markdown: str) -> None:
         "MAPL on SVHN, scenario 1: 80.0 % over 1 seed against the published 76.1 %; one seed has no interval."
         in markdown
     )
-    assert "cells have one seed, so no interval: nothing is confirmed there." in markdown
+    assert "one seed, so no interval: nothing is confirmed." in markdown
 
 
 def test_it_says_what_letters_bought(markdown: str) -> None:
@@ -170,7 +173,7 @@ def test_it_says_what_letters_bought(markdown: str) -> None:
 def test_it_says_where_mapl_is_not_the_best(markdown: str) -> None:
     assert "MAPL has the highest mean in 2 of the 3 contests" in markdown
     assert "of the same cells, in 3." in markdown
-    assert "FedProto on SVHN, scenario 1 is ahead of MAPL: 82.0 % against 80.0 %." in markdown
+    assert "FedProto on SVHN, scenario 1, is 2.0 ± 0.0 points ahead of MAPL (± over clients of one seed)." in markdown
 
 
 def test_it_says_what_became_of_the_graph(markdown: str) -> None:
@@ -233,20 +236,20 @@ def test_where_the_difference_comes_from_is_said_in_numbers(tmp_path: Path) -> N
     assert said[-1].startswith("The other methods of the same cells, ours less the published: Local -1.6")
     above = Store(tmp_path / "above")
     add_cell(above, name, [0.79])
-    assert difference_sentences(results("res_hetero", above)[0], []) == []
+    assert difference_sentences(results("res_hetero", above)[0], [], []) == []
 
 
 def test_the_published_run_is_compared_with_a_further_run_of_ours(tmp_path: Path) -> None:
     store, name = Store(tmp_path), "res_hetero/scenario=1/CIFAR10/MAPL"
     add_cell(store, name, [0.74, 0.75, 0.76])
     (found,) = results("res_hetero", store)
-    said = [s for s in difference_sentences(found, []) if s.startswith("One more run of ours")]
+    said = [s for s in difference_sentences(found, [], []) if s.startswith("One more run of ours")]
     # t of 2 degrees of freedom is 4.303, the standard deviation 1 point: 75 ± 4.303 · √(1 + 1/3)
     assert "would lie between 70.0 and 80.0 % (95 %), by how far 3 seeds lie apart" in said[0]
-    assert said[0].endswith("The published one does, so that chance may be all of it.")
+    assert "The published one does, so chance may be all of it" in said[0]
     near = Store(tmp_path / "near")
     add_cell(near, name, [0.749, 0.75, 0.751])
-    assert difference_sentences(results("res_hetero", near)[0], [])[2].endswith("The published one does not.")
+    assert difference_sentences(results("res_hetero", near)[0], [], [])[2].endswith("The published one does not.")
 
 
 def test_cells_that_repeat_a_setting_are_not_counted_as_several(tmp_path: Path) -> None:
@@ -254,7 +257,7 @@ def test_cells_that_repeat_a_setting_are_not_counted_as_several(tmp_path: Path) 
     add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.74, 0.75])
     found = [result for name in TABLES for result in results(name, store)]
     said = headlines(found, list(store.rows.values()), [])["What was confirmed, and what was not"]
-    assert said[0].startswith("6 filled cells have two or more seeds: 1 setting, repeated in several tables.")
+    assert said[0].startswith("Behind the 6 cells are 1 setting, 1 of them with two or more seeds.")
 
 
 def test_what_letters_did_not_buy_is_said(tmp_path: Path) -> None:
@@ -266,8 +269,43 @@ def test_what_letters_did_not_buy_is_said(tmp_path: Path) -> None:
     gain, loss, others = headlines(found, list(store.rows.values()), [])["What letters bought"]
     # 1.0 and 1.6 points: standard error 0.3, times 12.706 of 1 degree of freedom
     assert "letters bought MAPL on CIFAR10, scenario 1, +1.3 ± 3.8 points" in gain
-    assert "Without letters MAPL on CIFAR10, scenario 1, is +4.0 ± 0.0 points from Local" in loss
-    assert others.endswith("in points on CIFAR10, scenario 1: FedClassAvg +1.0 ± 0.0.")
+    assert "Without letters MAPL on CIFAR10, scenario 1, is 4.0 ± 0.0 points ahead of Local" in loss
+    assert others.endswith("with all test images: FedClassAvg +1.0 ± 0.0 (± over clients of one seed).")
+
+
+def test_the_best_is_found_on_the_seeds_that_all_have(tmp_path: Path) -> None:
+    store, place = Store(tmp_path), "res_hetero/scenario=1/CIFAR10"
+    add_cell(store, f"{place}/MAPL", [0.74, 0.78])
+    add_cell(store, f"{place}/FedClassAvg", [0.75])
+    found = results("res_hetero", store)
+    said = headlines(found, list(store.rows.values()), [])["Whether MAPL is the best"]
+    assert "MAPL has the highest mean in 0 of the 1 contest" in said[0]
+    assert said[1] == (
+        "FedClassAvg on CIFAR10, scenario 1, is 1.0 ± 0.0 points ahead of MAPL (± over clients of one seed)."
+    )
+    assert winners(found)[0] == {f"{place}/FedClassAvg"}
+
+
+def test_a_run_of_the_released_form_is_named_where_the_difference_is_explained(tmp_path: Path) -> None:
+    store, cell = Store(tmp_path), find_cell("res_hetero/scenario=1/CIFAR10/MAPL")
+    add_cell(store, cell.name, [0.74])
+    (found,) = results("res_hetero", store)
+    assert any("No run of the released form is here" in s for s in difference_sentences(found, [], []))
+    store.add(made_row(Protocol(form="released").of_cell(cell, 0), "res_hetero", cell.name, 0.76))
+    said = difference_sentences(found, [], list(store.rows.values()))
+    assert any("The released form gives 76.0 % here (1 seed)." in s for s in said)
+
+
+def test_who_is_listened_to_is_said_by_backbone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.74])
+    (row,) = store.rows.values()
+    assert "weights stay about equal" in graph_sentences([row])[1]
+    given = torch.zeros(20, 20)
+    given[:, [i for i, name in enumerate(row.backbones) if name == "alexnet"]] = 0.2
+    said = graph_sentences([replace(row, weights={"399": sparse(given)})])[1]
+    assert "weights are far from equal" in said
+    assert "alexnet 100 to 100 %" in said
 
 
 # Tables
@@ -275,7 +313,7 @@ def test_what_letters_did_not_buy_is_said(tmp_path: Path) -> None:
 
 def all_images(gain: float, interval: float) -> list[str]:
     """Runs of the made-up store have the same gain with all test images."""
-    return [f"all images {gain:+.1f} ± {interval:.1f}"]
+    return [f"gain, all images {gain:+.1f} ± {interval:.1f}"]
 
 
 def test_tables_are_laid_out_as_in_the_paper_with_a_dash_where_nothing_was_run(store: Store) -> None:

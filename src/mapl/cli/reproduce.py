@@ -26,7 +26,8 @@ from mapl.reproduce.statistics import CellResult, filled, results
 from mapl.reproduce.store import Store
 
 Words = Annotated[
-    list[str] | None, typer.Option(help="Only these: scenario=1 (or 1), and any other part of a cell's name.")
+    list[str] | None,
+    typer.Option(help="Only these: scenario=1 (or 1), or any other part of a cell's name; several: any of them."),
 ]
 
 
@@ -34,7 +35,8 @@ def reproduce_command(
     table: Annotated[str | None, typer.Argument(help="A table or figure; without it, what there is.")] = None,
     rows: Words = None,
     columns: Annotated[
-        list[str] | None, typer.Option(help="Only these: data sets, methods (CIFAR10,MAPL), or other parts.")
+        list[str] | None,
+        typer.Option(help="Only these, axis by axis: CIFAR10,MAPL is that method on that data set."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 1,
     rounds: Annotated[int | None, typer.Option(min=1, help="Other rounds than the paper's; all else stays.")] = None,
@@ -55,10 +57,12 @@ def reproduce_command(
 
     Examples: [bold]mapl reproduce res_hetero --scale smoke[/bold] tries everything in minutes;
     [bold]mapl reproduce res_hetero --rows 1 --columns CIFAR10 --seeds 3[/bold] is one column of a scenario;
-    what was stopped goes on with the same command.
+    what was stopped goes on with the same command; [bold]mapl reproduce --page[/bold] writes the page of what there is.
     """
     if table is None:
         _listing(out, as_json)
+        if page:
+            _write_page(Store(out))
         return
     protocol = Protocol(scale, rounds, tuple(settings or ()), form)
     wanted, across = _words(rows), _words(columns)
@@ -70,16 +74,26 @@ def reproduce_command(
         _say_plan(works, store, as_json)
         if table == "complexity":  # no run: two rounds of letters, without training
             complexity.write(out, complexity.measure())
-        whole = _carry_out(works, store, budget_minutes, as_json)
-        _show(table, store, protocol, wanted, across, as_json)
+        end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
+        whole = _carry_out(works, store, end, as_json)
+        if table in TABLES:
+            _show(table, store, protocol, wanted, across, as_json)
+        elif whole and not page and not as_json:
+            drawn = "--page draws it" if not protocol.label else "figures are drawn of the paper's own protocol alone"
+            print(f"the runs of figure {table} are in {store.folder}; {drawn}")
         if page:
-            from mapl.report.reproduction import write_page  # brings the drawing library with it
-
-            for path in write_page(out, store):
-                print(f"written: {path}", file=sys.stderr)
+            _write_page(store)
     if not whole:
         print("stopped and saved; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        if time.monotonic() < end:
+            sys.exit(130)
+
+
+def _write_page(store: Store) -> None:
+    from mapl.report.reproduction import write_page  # brings the drawing library with it
+
+    for path in write_page(store.folder, store):
+        print(f"written: {path}", file=sys.stderr)
 
 
 def _words(given: Sequence[str] | None) -> list[str]:
@@ -119,8 +133,8 @@ def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool
     print(f"{len(works)} runs, {len(works) - len(left)} done, {len(left)} to go{when}", flush=True)
 
 
-def _carry_out(works: Sequence[Work], store: Store, budget_minutes: float | None, as_json: bool) -> bool:
-    end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
+def _carry_out(works: Sequence[Work], store: Store, end: float, as_json: bool) -> bool:
+    """All runs, or as many as end in time and before Ctrl-C; whether that was all."""
     with Interrupt() as interrupt, _watching(as_json) as watch:
         return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=_warn)
 
@@ -169,10 +183,6 @@ def _json_line(moment: Moment) -> None:
 def _show(
     table: str, store: Store, protocol: Protocol, rows: Sequence[str], columns: Sequence[str], as_json: bool
 ) -> None:
-    if table not in TABLES:
-        if not as_json:
-            print(f"the runs of figure {table} are in {store.folder}; --page draws it")
-        return
     asked = {cell.name for cell in chosen(table, protocol, rows, columns)}
     found: list[CellResult] = [r for r in results(table, store, protocol.label, protocol.form) if r.cell.name in asked]
     for line in as_json_lines(found, protocol.label) if as_json else printed(table, found, protocol.label):

@@ -17,16 +17,19 @@ from mapl.reproduce.store import Row, Store
 TABLES_EXPLAINED = (
     "Laid out as in the paper. A filled cell has our accuracy in percent (mean over clients and seeds at the last "
     "round, never the best one; ± is the half-width of a 95 % interval over seeds), the published one, ours less the "
-    "published and whether the published value lies inside our interval, and the collaboration gain: the accuracy less "
-    "that of the same clients, seed and first weights without letters. Bold is the best of those that compete in a "
-    "column, among ours and among the published. A dash was not run. Tests are the paper's, 15 images a class of each "
-    "client; the folded tables also have all test images of each client's classes. MAPL is in the form that our "
-    "evidence favours: the released program's losses, and the printed graph objective with confidence relative to its "
-    "mean (docs/graph.md)."
+    "published and whether the published value lies inside the interval of our mean, and the collaboration gain: the "
+    "accuracy less that of the same clients, seed and first weights without letters. The gain's ± is over seeds; in "
+    "cells with one seed it is over that seed's clients, which leaves out how much seeds differ. Bold is the best of "
+    "those that compete in a column, among ours (on the seeds that all of them have) and among the published. A dash "
+    "was not run. Tests are the paper's, 15 images a class of each client; the folded tables also have all test images "
+    "of each client's classes. MAPL is in the form that our evidence favours: the released program's losses, and the "
+    "printed graph objective with confidence relative to its mean, which is neither the printed graph nor the released "
+    "one (docs/graph.md)."
 )
 PAIRS_EXPLAINED = (
     "MAPL's accuracy less another method's, in points, on the same shards and seeds, so that what shards and seeds do "
-    "to both cancels. ± is a 95 % interval over seeds; with one seed it is over clients."
+    "to both cancels. ± is a 95 % interval over seeds; with one seed it is over clients. The verdict is by all test "
+    "images where there are such tests."
 )
 FORM_WORDS = {
     "balanced": "The released program's losses, and the printed graph objective with confidence relative to its mean",
@@ -40,9 +43,9 @@ FORMS_EXPLAINED = (
 )
 GRAPH_EXPLAINED = (
     "Inside clusters is the share of the weight that clients give to others which stays inside the true clusters, "
-    "which no client is told about; at first is the first test. The adjusted Rand index compares a spectral clustering "
-    "of W with the true clusters: 1 is exact, 0 is chance. Messages are counted by the ledger; the full mesh has "
-    "M(M − 1) of them a round."
+    "which no client is told about; at first is the first test, when weights are still equal. The adjusted Rand index "
+    "compares a spectral clustering of W with the true clusters: 1 is exact, 0 is chance. Messages are counted by the "
+    "ledger; the full mesh has M(M − 1) of them a round."
 )
 FINAL_GRAPHS = (
     "W at the end of every run with 20 clients that learned its graph; row i is how much client i listens to each of "
@@ -67,7 +70,9 @@ def other_form(form: str, some: Sequence[CellResult], ours: Sequence[CellResult]
     known = {result.cell.name: result for result in ours}
     both = [(result, known[result.cell.name]) for result in some if result.cell.name in known]
     if both:
-        apart = fmean(100 * (result.accuracy.mean - tables.accuracy.mean) for result, tables in both)
+        apart = fmean(
+            100 * (result.mean_over(tables.seeds) - tables.mean_over(result.seeds)) for result, tables in both
+        )
         text += f", {apart:+.1f} from the tables' form where both were run"
     return f"{text}."
 
@@ -84,7 +89,7 @@ def scaled(scale: str, store: Store) -> str:
 
 
 def curves_caption(groups: Mapping[str, Sequence[Row]], of: int) -> str:
-    seeds = listing(sorted({len(rows) for rows in groups.values()}))
+    several = [f"{label}: {len(rows)}" for label, rows in groups.items() if len(rows) > 1]
     ends = [
         f"{label}: {100 * fmean(shares):.0f} %"
         for label, rows in groups.items()
@@ -92,8 +97,9 @@ def curves_caption(groups: Mapping[str, Sequence[Row]], of: int) -> str:
     ]
     left = f" {of - len(groups)} more settings are in the table alone." if of > len(groups) else ""
     return (
-        "What becomes of the graph: edges in use, messages of a round, and the share of the weight given to others "
-        f"that stays inside the true clusters. Means over seeds (their number: {seeds}). Inside at the end: "
+        "What becomes of the graph: edges in use, messages of a round (in the mean since the test before), and the "
+        "share of the weight given to others that stays inside the true clusters. One seed each"
+        f"{', or means over several (' + '; '.join(several) + ')' if several else ''}. Inside at the end: "
         f"{'; '.join(ends)}.{left}"
     )
 
@@ -104,8 +110,20 @@ def conv_caption(some: Sequence[CellResult]) -> str:
         here = sorted((r for r in some if r.cell.setting["scenario"] == scenario), key=lambda r: -r.accuracy.mean)
         ends.append(f"scenario {scenario}: " + ", ".join(f"{r.cell.method} {r.accuracy.text()} %" for r in here))
     return (
-        "Convergence of test accuracy (the paper's protocol) on CIFAR-10 with 20 clients and four backbones: mean over "
-        f"seeds, their range shaded. At the last round, {'; '.join(ends)}."
+        "Convergence of test accuracy (the paper's protocol) on CIFAR-10 with 20 clients and four backbones. "
+        f"{_seeds_of(some)} At the last round, {'; '.join(ends)}."
+    )
+
+
+def _seeds_of(some: Sequence[CellResult]) -> str:
+    several = [r for r in some if len(r.rows) > 1]
+    if not several:
+        return "Every line is one seed."
+    named = listing(
+        f"{r.cell.method} in scenario {r.cell.setting['scenario']} ({count(len(r.rows), 'seed')})" for r in several
+    )
+    return f"Means over seeds with their range shaded: {named}" + (
+        "; every other line is one seed." if len(several) < len(some) else "."
     )
 
 
@@ -131,22 +149,40 @@ def _alignment_verdict(before: float, after: float) -> str:
 def col_graph_caption(row: Row, early: Row | None, scenario: int) -> str:
     last = share_inside(row.matrix(), row.clusters)
     found = row.extra["embedding"]
-    start = f" ({_nearest(early)} after round {early.rounds})" if early is not None else ""
-    projected = f"; the nearest projection p is of the same class for {100 * found['p_aligned']:.0f} %"
+    start = f" After round {early.rounds} it was {_nearest(early)}." if early is not None else ""
     return (
-        f"Scenario {scenario}, {row.made.data.name}, {len(row.clusters)} clients, seed {row.seed}. (a) What data have "
-        f"in common. (b) The mixing matrix W, learned from round {getattr(row.made.method, 'warmup', 0) + 1} on; after "
-        f"round {row.rounds}, {100 * last:.0f} % of the weight given to others stays inside the true clusters, which "
-        "orange lines part. (c) Test images laid out by t-SNE, each seen by its own client's model. The nearest "
-        f"embedding at another client is of the same class for {_nearest(row)}{start}, where any point is for "
-        f"{100 * found['by_chance']:.0f} %{projected}. Prototypes live in the space of the projections, so they are "
-        "drawn there. Distances between far islands mean nothing."
+        f"Scenario {scenario}, {row.made.data.name}, {len(row.clusters)} clients, seed {row.seed}; {_classes(row)}. "
+        "(a) What data have in common. (b) The mixing matrix W, learned from round "
+        f"{getattr(row.made.method, 'warmup', 0) + 1} on; after round {row.rounds}, {100 * last:.0f} % of the weight "
+        "given to others stays inside the true clusters, which orange lines part. (c) Test images laid out by t-SNE, "
+        "each seen by its own client's model. The nearest embedding z at another client is of the same class for "
+        f"{_nearest(row, chance=True)}.{start} {_embedding_verdict(row)} The nearest projection p is of the same class "
+        f"for {100 * found['p_aligned']:.0f} %. Prototypes live in the space of the projections, so they are drawn "
+        "there. Distances between far islands mean nothing."
     )
 
 
-def _nearest(row: Row) -> str:
+def _classes(row: Row) -> str:
+    held = dict.fromkeys(tuple(classes) for classes in row.classes)
+    return "classes " + listing(f"{own[0]} to {own[-1]}" for own in held)
+
+
+def _nearest(row: Row, chance: bool = False) -> str:
     found = row.extra["embedding"]
-    return f"{100 * found['aligned']:.0f} % of the points and of the same cluster for {100 * found['kin']:.0f} %"
+    by_class, by_cluster = (
+        f" (by chance {100 * found[name]:.0f} %)" if chance else "" for name in ("by_chance", "kin_by_chance")
+    )
+    return (
+        f"{100 * found['aligned']:.0f} %{by_class} and of the same cluster for {100 * found['kin']:.0f} %{by_cluster}"
+    )
+
+
+def _embedding_verdict(row: Row) -> str:
+    """Whether clusters show in the embeddings, as the paper says of its figure."""
+    found = row.extra["embedding"]
+    if found["kin"] >= (1 + found["kin_by_chance"]) / 2:
+        return "So embeddings lie by cluster, as in the paper."
+    return "So embeddings lie by client and hardly by cluster, unlike in the paper."
 
 
 def complexity_words(costs: Sequence[Cost]) -> str:

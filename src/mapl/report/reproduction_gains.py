@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mapl.compare import Estimate
 from mapl.report.reproduction_tables import place
 from mapl.report.words import count, listing
-from mapl.reproduce.statistics import CellResult, Over, Tested, less
+from mapl.reproduce.statistics import CellResult, Over, less
 
 
 def is_mapl(result: CellResult) -> bool:
@@ -41,10 +41,14 @@ def other_gain_sentences(contests: Sequence[Sequence[CellResult]]) -> list[str]:
     """What the letters bought the other methods, a sentence a contest."""
     said = []
     for group in contests:
-        known = [r for r in group if not is_mapl(r) and (r.gain_all or r.gain) is not None]
+        known = [r for r in group if not is_mapl(r) and r.gain_all is not None]
         if known:
-            gains = listing(f"{r.cell.method} {_text(r.gain_all or r.gain)}" for r in known)
-            said.append(f"The other methods' letters bought them, in points on {_where(known[0])}: {gains}.")
+            gains = listing(f"{r.cell.method} {_text(r.gain_all)}" for r in known)
+            over = listing(dict.fromkeys(_over(r.gain_over, len(r.controls)) for r in known))
+            said.append(
+                f"The other methods' letters bought them, in points on {_where(known[0])}, with all test images: "
+                f"{gains} (± over {over})."
+            )
     return said
 
 
@@ -54,13 +58,15 @@ def loss_sentences(contests: Sequence[Sequence[CellResult]]) -> list[str]:
     for group in contests:
         local = [r for r in group if r.cell.method == "Local"]
         for result in (r for r in group if is_mapl(r) and local):
-            tested: Tested = "all_images" if result.gain_all is not None and local[0].all_images else "accuracy"
-            ahead, over = less(result.controls, local[0].rows, tested)
+            ahead, over = less(result.controls, local[0].rows, "all_images")
             if ahead is not None:
+                seeds = len({row.seed for row in result.controls} & set(local[0].seeds))
+                side = "ahead of" if ahead.mean >= 0 else "behind"
                 said.append(
-                    f"Without letters {place(result.cell)}, is {ahead.text(sign='+')} points from Local on the same "
-                    f"shards (over {_over(over, len(local[0].rows))}). Nobody wrote to anybody in either: that part "
-                    "of the difference is what its losses on two views of every image make, not collaboration."
+                    f"Without letters {place(result.cell)}, is {Estimate(abs(ahead.mean), ahead.interval).text()} "
+                    f"points {side} Local on the same shards (all test images, over {_over(over, seeds)}). Nobody "
+                    "wrote to anybody in either: that part of the difference is what its losses on two views of every "
+                    "image make, not collaboration."
                 )
     return said
 

@@ -7,19 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from mapl.clusters import adjusted_rand, share_inside
 from mapl.paper import cells
 from mapl.report.reproduction_gains import gain_sentences, is_mapl, loss_sentences, other_gain_sentences
-from mapl.report.reproduction_tables import (
-    PAPER_COMMUNICATIONS,
-    contest,
-    counted_by_the_paper,
-    first_inside,
-    pairs,
-    place,
-)
+from mapl.report.reproduction_graph_words import graph_sentences
+from mapl.report.reproduction_tables import best_of, contest, pairs, place
 from mapl.report.words import count, listing
-from mapl.reproduce.statistics import CellResult
+from mapl.reproduce.figures import identity
+from mapl.reproduce.scale import OURS
+from mapl.reproduce.statistics import CellResult, paired
 from mapl.reproduce.store import Row
 
 METHOD_TABLES = ("res_hetero", "res_homo", "var1")
@@ -39,7 +34,9 @@ def headlines(results: Sequence[CellResult], rows: Sequence[Row], graphs: Sequen
     said = {
         "What was run": [coverage(results, rows)],
         "What was confirmed, and what was not": [*agreement(results), *mapl_sentences(results)],
-        "Where MAPL's difference comes from": [s for r in _main(results)[:2] for s in difference_sentences(r, results)],
+        "Where MAPL's difference comes from": [
+            s for r in _main(results)[:2] for s in difference_sentences(r, results, rows)
+        ],
         "What letters bought": [
             *gain_sentences(_main(results)[:SENTENCES]),
             *loss_sentences(held),
@@ -57,37 +54,37 @@ def coverage(results: Sequence[CellResult], rows: Sequence[Row]) -> str:
     seeds = listing(f"{count(number, 'seed')} in {count(many, 'cell')}" for number, many in sorted(by_seeds.items()))
     controls = sum(row.control for row in rows)
     # A run without letters has no graph, and so no form of its own.
-    forms = listing(sorted({row.form for row in rows if row.form and not row.control}))
+    forms = {row.form for row in rows if row.form and not row.control}
+    ours = f" MAPL's form “{OURS}” is ours: neither the printed graph objective nor the released step (docs/graph.md)."
     devices = listing(sorted({f"{row.device} ({row.precision})" for row in rows}))
     hours = sum(row.seconds + row.setup_seconds for row in rows) / 3600
     return (
         f"{len(results)} of the {len(cells())} cells of the paper's tables are filled, with {seeds}. They and their "
         f"figures took {count(len(rows), 'run')}, {controls} of them controls without letters: {hours:.1f} hours on "
-        f"{devices}.{f' Form of MAPL: {forms}.' if forms else ''}"
+        f"{devices}.{ours if OURS in forms else ''}"
     )
 
 
 def agreement(results: Sequence[CellResult]) -> list[str]:
     """How near the published numbers ours are."""
-    judged = [result for result in results if result.published_inside is not None]
+    once = list({result.rows[0].key: result for result in reversed(results)}.values())  # a run is in several tables
+    judged = [result for result in once if result.published_inside is not None]
     inside = [result for result in judged if result.published_inside]
+    like = sum(bool(result.like_a_further_run) for result in judged)
     wide = sum(not _narrow(result) for result in inside)
     too_wide = f"; in {wide} of these it is wider than ± {100 * NARROW:.0f} points and says little" if wide else ""
-    differences = [100 * result.difference for result in results]
+    differences = [100 * result.difference for result in once]
     said = []
     if judged:
-        settings = len({result.rows[0].key for result in judged})
-        repeated = f": {count(settings, 'setting')}, repeated in several tables" if settings < len(judged) else ""
         said.append(
-            f"{count(len(judged), 'filled cell has', 'filled cells have')} two or more seeds{repeated}. The published "
-            f"value lies within our 95 % interval in {len(inside)} of them{too_wide}. Every published number is one "
-            "run itself."
+            f"Behind the {len(results)} cells are {count(len(once), 'setting')}, {len(judged)} of them with two or "
+            f"more seeds. The published value lies within the 95 % interval of our mean in {len(inside)} of these"
+            f"{too_wide}; it is one run itself, and lies within that of one further run of ours in {like}."
         )
-    if len(judged) < len(results):
-        alone = len(results) - len(judged)
-        said.append(f"{count(alone, 'cell has', 'cells have')} one seed, so no interval: nothing is confirmed there.")
+    if alone := len(once) - len(judged):
+        said.append(f"{count(alone, 'setting has', 'settings have')} one seed, so no interval: nothing is confirmed.")
     said.append(
-        f"Ours less the published, over all filled cells: {fmean(differences):+.1f} points in the mean, from "
+        f"Ours less the published, over all settings: {fmean(differences):+.1f} points in the mean, from "
         f"{min(differences):+.1f} to {max(differences):+.1f}; without signs {fmean(map(abs, differences)):.1f}."
     )
     return said
@@ -124,11 +121,14 @@ def _narrow(result: CellResult) -> bool:
 
 def _verdict(result: CellResult) -> str:
     if not result.published_inside:
-        return f"not confirmed, ours is {'lower' if result.difference < 0 else 'higher'}"
+        lower = "lower" if result.difference < 0 else "higher"
+        return f"not confirmed, ours is {lower}" + (
+            ", though one further run of ours might be as far off" if result.like_a_further_run else ""
+        )
     return "confirmed" if _narrow(result) else "inside, but so wide an interval confirms nothing"
 
 
-def difference_sentences(result: CellResult, results: Sequence[CellResult]) -> list[str]:
+def difference_sentences(result: CellResult, results: Sequence[CellResult], rows: Sequence[Row]) -> list[str]:
     """What is known of why a cell of MAPL is below the published number; nothing where it is not."""
     if result.difference >= 0:
         return []
@@ -141,7 +141,7 @@ def difference_sentences(result: CellResult, results: Sequence[CellResult]) -> l
     ]
     if result.all_images is not None:
         said.append(
-            f"With all test images of the same models, which leaves that chance out, ours is "
+            f"With all test images of the same models, which leaves the choice of images out of ours, it is "
             f"{result.all_images.text()} %: {published - 100 * result.all_images.mean:.1f} points, or "
             f"{(published - 100 * result.all_images.mean) / chance:.1f} of those standard errors, below."
         )
@@ -153,21 +153,35 @@ def difference_sentences(result: CellResult, results: Sequence[CellResult]) -> l
         + f" last five tests have {100 * late:.1f} % in the mean, and the best of all "
         f"{len(result.rows[0].curve['accuracy'])} tests {100 * best:.1f} %."
     )
-    said += [_backbones(result), *_same_contest(result, results)]
+    said += [_backbones(result), *_other_form(result, rows), *_same_contest(result, results)]
     return said
 
 
 def _further_run(result: CellResult) -> list[str]:
     """Where one more run would lie: the published number is one run, and our interval is of a mean."""
-    if result.accuracy.interval is None:
+    if result.further is None:
         return []
-    half = result.accuracy.interval * math.sqrt(len(result.rows) + 1)  # t s / √n becomes t s √(1 + 1/n)
-    low, high = 100 * (result.accuracy.mean - half), 100 * (result.accuracy.mean + half)
-    found = "does, so that chance may be all of it" if abs(result.difference) <= half else "does not"
+    low, high = (100 * (result.accuracy.mean + side * result.further) for side in (-1, 1))
+    wide = f", though so few seeds make that interval wide (± {100 * result.further:.1f})"
+    found = f"does, so chance may be all of it{wide}" if result.like_a_further_run else "does not"
     return [
         f"One more run of ours would lie between {low:.1f} and {high:.1f} % (95 %), by how far "
         f"{len(result.rows)} seeds lie apart. The published one {found}."
     ]
+
+
+def _other_form(result: CellResult, rows: Sequence[Row]) -> list[str]:
+    """Whether it may be the form of the graph: the published number came from the released one."""
+    mine = result.rows[0]
+    if mine.form != OURS:
+        return []
+    alike = identity(mine.made)
+    found = [row for row in rows if row.form == "released" and not row.control and identity(row.made) == alike]
+    text = f"The published number came from the released graph step, ours from the form “{OURS}”"
+    if not found:
+        return [f"{text}. No run of the released form is here, so its share in the difference is not known."]
+    accuracy = 100 * fmean(fmean(row.accuracy) for row in found)
+    return [f"{text}. The released form gives {accuracy:.1f} % here ({count(len(found), 'seed')})."]
 
 
 def _backbones(result: CellResult) -> str:
@@ -177,13 +191,15 @@ def _backbones(result: CellResult) -> str:
         for name, accuracy in zip(row.backbones, row.all_images or row.accuracy, strict=True):
             by_name.setdefault(name, []).append(100 * accuracy)
     means = {name: fmean(values) for name, values in by_name.items()}
+    tests = "all test images" if all(row.all_images for row in result.rows) else "the paper's test images"
     if len(means) < 2:
         return "All clients have one backbone."
     spread = pstdev(means.values()) / math.sqrt(len(result.rows[0].backbones))
     listed = listing(f"{name} {mean:.1f} %" for name, mean in sorted(means.items(), key=lambda item: -item[1]))
     return (
-        f"By backbone it is {listed}. Backbones are dealt in turn here, as in the released program; were they drawn at "
-        f"random, as the paper says, the draw alone would move the mean by {spread:.1f} points (standard deviation)."
+        f"By backbone, with {tests}, it is {listed}. Backbones are dealt in turn here, as in the released program; "
+        f"were they drawn at random, as the paper says, the draw alone would move the mean by {spread:.1f} points "
+        "(standard deviation)."
     )
 
 
@@ -202,11 +218,12 @@ def rank_sentences(results: Sequence[CellResult]) -> list[str]:
     held = _contests(results)
     if not held:
         return []
-    won = [group for group in held if is_mapl(max(group, key=lambda r: r.accuracy.mean))]
+    won = [group for group in held if is_mapl(best_of(group))]
     published = sum(is_mapl(max(group, key=lambda r: r.published)) for group in held)
     text = (
-        f"MAPL has the highest mean in {len(won)} of the {count(len(held), 'contest')} that it and at least one other "
-        f"method were run in; by the published numbers of the same cells, in {published}."
+        f"On the seeds that all of them have, MAPL has the highest mean in {len(won)} of the "
+        f"{count(len(held), 'contest')} that it and at least one other method were run in; by the published numbers of "
+        f"the same cells, in {published}."
     )
     return [text, *[_lost(group) for group in held if group not in won][:SENTENCES]]
 
@@ -222,10 +239,10 @@ def _contests(results: Sequence[CellResult]) -> list[list[CellResult]]:
 
 
 def _lost(group: Sequence[CellResult]) -> str:
-    best = max(group, key=lambda r: r.accuracy.mean)
-    mine = max((r for r in group if is_mapl(r)), key=lambda r: r.accuracy.mean)
-    ahead = f"{best.accuracy.text()} % against {mine.accuracy.text()} %"
-    return f"{place(best.cell)} is ahead of {mine.cell.method}: {ahead}."
+    best, mine = best_of(group), best_of([r for r in group if is_mapl(r)])
+    alone = len(set(best.seeds) & set(mine.seeds)) == 1
+    over = " (± over clients of one seed)" if alone else ""
+    return f"{place(best.cell)}, is {paired(best, mine).text()} points ahead of {mine.cell.method}{over}."
 
 
 def paired_sentences(results: Sequence[CellResult]) -> list[str]:
@@ -234,33 +251,9 @@ def paired_sentences(results: Sequence[CellResult]) -> list[str]:
         return []
     better, worse = (sum(pair.verdict.startswith(word) for pair in found) for word in ("better", "worse"))
     neither = len(found) - better - worse
+    tests = " with all test images" if all(pair.better_all for pair in found) else ""
     return [
         f"Of {count(len(found), 'comparison')} of MAPL or MAPL+ with another method on the same shards and seeds, the "
-        f"95 % interval shows it better in {better} and worse in {worse}; in {neither} it includes 0. With one seed "
-        "that interval is over clients, and knows nothing of other seeds."
+        f"95 % interval{tests} shows it better in {better} and worse in {worse}; in {neither} it includes 0. With one "
+        "seed that interval is over clients, and knows nothing of other seeds."
     ]
-
-
-def graph_sentences(rows: Sequence[Row]) -> list[str]:
-    """Whether the graph found the clusters, and what it saved."""
-    rows = [row for row in rows if len(set(row.clusters)) > 1]
-    shares = [share for row in rows if (share := share_inside(row.matrix(), row.clusters)) == share]
-    if not shares:
-        return []
-    first = [share for row in rows if (share := first_inside(row)) == share]
-    rand = [adjusted_rand(row.matrix(), row.clusters) for row in rows]
-    said = [
-        f"The learned graph: over {count(len(rows), 'run')}, {100 * fmean(shares):.0f} % of the weight given to others "
-        f"ends inside the true clusters (from {100 * min(shares):.0f} % to {100 * max(shares):.0f} %"
-        + (f"; {100 * fmean(first):.0f} % at first" if first else "")
-        + f"), and a spectral clustering of W finds the clusters exactly in {sum(r == 1 for r in rand)}."
-    ]
-    alike = [row for row in rows if counted_by_the_paper(row)]
-    if alike:
-        sent = [row.messages for row in alike]
-        said.append(
-            "On CIFAR-10 with 20 clients, four backbones and 400 rounds a run that learns its graph sent "
-            f"{fmean(sent):,.0f} messages (from {min(sent):,} to {max(sent):,}); the paper says "
-            f"{PAPER_COMMUNICATIONS[True]:,}, and {PAPER_COMMUNICATIONS[False]:,} without graph learning."
-        )
-    return said

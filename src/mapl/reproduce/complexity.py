@@ -46,13 +46,14 @@ FORMULAS = {
 """Numbers that a round sends, as the paper prints them (there with · T). Local and MAPL+ are not in its table."""
 
 REMARKS = {
+    "Local": "not in the paper's table",
     "FedSim": "a client also says how many batches it trained on",
     "FedProto": "embeddings of d_z = d_p numbers, and how many stand behind each",
     "FLT": "the opening is sent once; d_p is the encoder's 128, N_emb = K",
     "pFedSim": "after its warm-up the reply has no head: M(2θ + φ)",
     "DFedAvgM": "and how many neighbours the sender has",
     "MAPL": "no head before the warm-up's end: 2N_e d_p K; then its weight without the K biases",
-    "MAPL+": "as MAPL, and the backbone",
+    "MAPL+": "not in the paper's table; MAPL's formula and the backbone",
 }
 """Where what is sent is not the formula, or more than it."""
 

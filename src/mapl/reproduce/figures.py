@@ -43,11 +43,7 @@ class FigureWork:
         """Its row, whatever table or figure it was run for; of several forms the first of `FORMS`."""
         recipe = self.recipe
         same = identity(recipe)
-        alike = (
-            r
-            for r in store.rows.values()
-            if not r.scale and r.seed == recipe.seed and len(r.clusters) == recipe.clients
-        )
+        alike = (r for r in store.rows.values() if r.seed == recipe.seed and len(r.clusters) == recipe.clients)
         found = [row for row in alike if identity(row.made) == same]
         return min(found, key=lambda row: (_rank(row.form), row.date), default=None)
 

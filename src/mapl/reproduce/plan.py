@@ -51,6 +51,8 @@ def plan(
     """The runs of a table or a figure, each once: seed by seed, in the paper's order, a control after its cell."""
     if name not in names():
         raise unknown("table or figure of the paper", name, names())
+    if name not in TABLES and (rows or columns):
+        raise MaplError(f"--rows and --columns choose cells of a table, and {name} is a figure: leave them out")
     once: dict[str, Work] = {}
     for seed in range(seeds):
         for work in _table(name, protocol, seed, rows, columns) if name in TABLES else _figure(name, protocol, seed):

@@ -6,8 +6,9 @@ a single seed over clients, where the difference of two runs of the same shards 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import fmean, pstdev
 from typing import Literal
 
@@ -55,8 +56,21 @@ class CellResult:
 
     @property
     def published_inside(self) -> bool | None:
-        """Whether the published value lies in our interval; None with a single seed, which has none."""
+        """Whether the published value lies in the interval of our mean; None with a single seed, which has none."""
         return None if self.accuracy.interval is None else abs(self.difference) <= self.accuracy.interval
+
+    @property
+    def further(self) -> float | None:
+        """Half-width of the 95 % interval of one more run: t s √(1 + 1/n), where that of the mean is t s / √n.
+
+        The published value is one run, so that this is what it should be compared with.
+        """
+        return None if self.accuracy.interval is None else self.accuracy.interval * sqrt(len(self.rows) + 1)
+
+    @property
+    def like_a_further_run(self) -> bool | None:
+        """Whether the published value lies where one more run of ours would."""
+        return None if self.further is None else abs(self.difference) <= self.further
 
     @property
     def control(self) -> Estimate | None:
@@ -66,6 +80,11 @@ class CellResult:
     @property
     def seeds(self) -> list[int]:
         return [row.seed for row in self.rows]
+
+    def mean_over(self, seeds: Collection[int]) -> float:
+        """Accuracy over some of its seeds; over all of them where it has none of those."""
+        some = [fmean(row.accuracy) for row in self.rows if row.seed in seeds]
+        return fmean(some) if some else self.accuracy.mean
 
 
 def results(name: str, store: Store, scale: str = "", form: str = OURS) -> list[CellResult]:
@@ -125,11 +144,10 @@ def less(rows: Sequence[Row], others: Sequence[Row], tested: Tested) -> tuple[Es
 
 def paired(a: CellResult, b: CellResult) -> Estimate:
     """How much better `a` is than `b` on the shards and seeds that both have been run on."""
-    by_seed = {row.seed: row for row in b.rows}
-    pairs = [(row, by_seed[row.seed]) for row in a.rows if row.seed in by_seed]
-    if not pairs:
+    found, _ = less(a.rows, b.rows, "accuracy")
+    if found is None:
         raise MaplError(f"{a.cell.name} and {b.cell.name} have no seed in common")
-    return _paired(pairs, "accuracy")[0]
+    return found
 
 
 def _paired(pairs: Sequence[tuple[Row, Row]], tested: Tested) -> tuple[Estimate, Over]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -113,7 +114,10 @@ class Store:
         self.rows: dict[str, Row] = {}
         for path in sorted(folder.glob("*.jsonl")):
             for row in _read(path):
-                self.rows.setdefault(_key_today(row), row)
+                try:
+                    self.rows.setdefault(_key_today(row), row)
+                except MaplError as error:  # of a setting or a method that is no more
+                    warnings.warn(f"results store {str(path)!r}: {row.cell} is left out ({error})", stacklevel=2)
 
     def __contains__(self, key: str) -> bool:
         return key in self.rows
@@ -135,10 +139,7 @@ class Store:
 
 def _key_today(row: Row) -> str:
     """The key that its recipe has by now: a setting that was added since has its default, which is how it was run."""
-    try:
-        return key_of(row.made)
-    except MaplError:  # of a setting or a method that is no more
-        return row.key
+    return key_of(row.made)
 
 
 def _read(path: Path) -> Iterator[Row]:
