@@ -18,8 +18,12 @@ from typing import Any
 import torch
 
 from mapl import Dataset, Images, MaplError, Recipe
+from mapl.engine.workers import cores
 from mapl.reproduce.machine import cpu_name
 from mapl.world import load_data
+
+# As mapl itself does; but here CUDA starts, and reads it, before mapl is asked for anything.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 Row = dict[str, Any]
 
@@ -64,11 +68,6 @@ def machine(device: torch.device) -> Row:
     if device.type == "cuda":
         found["GPU"] = torch.cuda.get_device_name(device)
     return found
-
-
-def cores() -> int:
-    """How many of the machine's cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def synthetic(image: tuple[int, int, int], train: int, test: int, classes: int = 10) -> Dataset:

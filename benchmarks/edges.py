@@ -13,11 +13,12 @@ from itertools import pairwise
 from statistics import fmean
 
 import torch
-from common import Options, Report, Row, cores, say
+from common import Options, Report, Row, say
 from torch import Tensor
 
 from mapl import Client, Recipe
 from mapl.clusters import adjusted_rand, share_inside
+from mapl.engine.workers import cores
 from mapl.graph import GraphSettings, learn_rows
 from mapl.methods.mapl import Mapl
 from mapl.round import play_round

@@ -1,24 +1,17 @@
 """How long a round's letters take: writing, posting and reading them, learning the graph, mixing. Nobody trains.
 
-    python benchmarks/exchange.py [--device cpu|cuda] [--quick]
-
 Real methods, post, ledger and topology, and models that consist of a head and prototypes alone, at the paper's sizes
 (K = 10 classes, d_z = d_p = 512).
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import ctypes
 import gc
-import resource
-import statistics
-import time
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
 import torch
+from common import Options, PeakMemory, Report, Row, Stopwatch, middle
 from torch import nn
 
 from mapl.client import Client
@@ -34,39 +27,39 @@ CASES = [("regular", 100), ("regular", 1_000), ("regular", 10_000)] + [("full", 
 QUICK = [("regular", 100), ("regular", 1_000), ("full", 100), ("full", 500)]
 
 
-def measure(device: str | torch.device | None = None, quick: bool = False) -> list[dict[str, Any]]:
-    """One row a case; `device` is the best there is unless it is named."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return [
-        measure_case(name, clients, where, rounds=3 if quick else 5) for name, clients in (QUICK if quick else CASES)
-    ]
+def measure(options: Options) -> Report:
+    """One row a case."""
+    torch.set_num_threads(1)  # as a recipe has it
+    cases, rounds = (QUICK, 3) if options.quick else (CASES, 5)
+    rows = [measure_case(name, clients, options.device, rounds) for name, clients in cases]
+    return Report("Letters: written, carried and read", "The exchange of a round alone.", {"Letters": rows})
 
 
-def measure_case(name: str, clients: int, device: torch.device, rounds: int) -> dict[str, Any]:
+def measure_case(name: str, clients: int, device: torch.device, rounds: int) -> Row:
     """The median of a few rounds that learn the graph, after one that only mixes and one that warms up."""
     # A step so small that no edge is dropped: every round carries the letters of all edges, and does all the work.
     method = Mapl(MaplSettings(warmup=1, graph=GraphSettings(form="released", step_size=1e-7)))
     gc.collect()
-    _reset_peak(device)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # what an earlier case has freed
+    memory = PeakMemory(device)
     nodes = make_clients(clients, method, device)
     topology = Topology(TopologySettings(name=name, degree=DEGREE), clients, seed=0)
     topology.graph(0)
     ledger, seconds = Ledger(), []
     for t in range(rounds + 2):
-        _synchronize(device)
-        start = time.perf_counter()
+        watch = Stopwatch(device)
         play_letters(method, nodes, topology, ledger, t)
-        _synchronize(device)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(watch.stop())
     letters = ledger.by_round[-1][0]
-    median = statistics.median(seconds[2:])
+    median = middle(seconds[2:])
     return {
         "topology": f"regular, {DEGREE} neighbours" if name == "regular" else "full mesh",
         "clients": clients,
         "letters a round": letters,
         "seconds a round": round(median, 4),
         "µs a letter": round(1e6 * median / letters, 2),
-        "peak memory, GiB": round(_peak(device), 2),
+        "peak memory, GiB": round(memory.gpu() or memory.host(), 2),
     }
 
 
@@ -97,49 +90,3 @@ def make_clients(count: int, method: Mapl, device: torch.device) -> list[Client]
         method.prepare(client)
         clients.append(client)
     return clients
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _reset_peak(device: torch.device) -> None:
-    """Count the peak from here on; on the CPU as far as Linux helps."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what an earlier case has freed
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak(device: torch.device) -> float:
-    """GiB: of the GPU, or of the process since `_reset_peak` (where that is known; otherwise since its start)."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    try:
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
-    except (OSError, IndexError, ValueError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
-    lines = [" | ".join(rows[0]), "|".join(["---", *["---:"] * (len(rows[0]) - 1)])]
-    lines += [" | ".join(x if isinstance(x, str) else f"{x:,}" for x in row.values()) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPU where there is one")
-    parser.add_argument("--quick", action="store_true", help="small cases only")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads, as in the recipe's train.threads")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    print(table(measure(arguments.device, arguments.quick)))
-
-
-if __name__ == "__main__":
-    main()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from common import Options, PeakMemory, Report, Row, Stopwatch, cores, middle, published, say, synthetic
+from common import Options, PeakMemory, Report, Row, Stopwatch, middle, published, say, synthetic
 from plain_loop import PlainLoop
 
 from mapl import Dataset, Recipe
+from mapl.engine.workers import cores
 from mapl.recipe import merge
 from mapl.round import play_round
 from mapl.world import World, build_world

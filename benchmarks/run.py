@@ -6,17 +6,19 @@ Every measurement is written to the results' folder as a table for people (Markd
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import clients
 import common
 import edges
+import exchange
 import rounds
 import torch
 
-WHAT = ("round", "clients", "exchange", "edges")
+WHAT = {
+    "round": rounds.measure, "clients": clients.measure, "exchange": exchange.measure, "edges": edges.measure,
+}  # fmt: skip
 
 HELP = "A round against a plain loop; more clients; letters alone; whom clients listen to."
 
@@ -55,22 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for what in WHAT if given.what == "all" else (given.what,):
         common.say(f"measuring {what} on {options.device.type}")
-        place = common.write(_measure(what, options), what, options.device, _command(what, given), given.out)
+        place = common.write(WHAT[what](options), what, options.device, _command(what, given), given.out)
         print(place.read_text(encoding="utf-8"))
-
-
-def _measure(what: str, options: common.Options) -> common.Report:
-    if what == "round":
-        return rounds.measure(options)
-    if what == "clients":
-        return clients.measure(options)
-    if what == "edges":
-        return edges.measure(options)
-    found = importlib.import_module("exchange").measure(options.device.type, options.quick)
-    if isinstance(found, common.Report):
-        return found
-    tables = found if isinstance(found, dict) else {"Letters": list(found)}
-    return common.Report("Letters: written, carried and read", "The exchange of a round alone.", tables)
 
 
 def _command(what: str, given: argparse.Namespace) -> str:
