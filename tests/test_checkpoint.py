@@ -259,6 +259,16 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(damage,
     assert newest.name in warnings[0]
     assert "damaged" in warnings[0]
     assert written(tmp_path / "run") == written(tmp_path / "whole")
+    assert newest not in checkpoints(tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(recipe, tmp_path):
+    mapl.run(recipe, tmp_path / "run", stop=stop_after(5))
+    flip(checkpoints(tmp_path / "run")[-1])
+    mapl.resume(tmp_path / "run", stop=stop_after(1))  # the fifth round again, as a GPU would: in other bits
+    assert [path.name[:6] for path in checkpoints(tmp_path / "run")] == ["000004", "000005"]
+    for path in checkpoints(tmp_path / "run"):
+        load(path)
 
 
 def test_when_all_are_damaged_the_run_says_so_and_nothing_is_changed(recipe, tmp_path):

@@ -304,3 +304,10 @@ def test_the_order_in_memory_changes_rounding_alone(optimizer, reset):
             assert apart.max() < 1e-5, name
         elif value.dim() == 4:  # Adam's first steps are as long for a gradient that is rounding alone as for any other
             assert apart.mean() < 0.2 * theirs[name].abs().mean(), name
+
+
+def test_a_client_that_waits_keeps_no_optimiser_and_no_gradients():
+    world = build_world(small("local"))
+    world.engine.train_all(world.clients, 0)
+    assert not world.engine.optimizers
+    assert all(parameter.grad is None for client in world.clients for parameter in client.model.parameters())

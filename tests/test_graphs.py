@@ -11,6 +11,7 @@ from mapl.data.dataset import DataSettings
 from mapl.data.sources.digits import Digits
 from mapl.engine.graphs import GraphEngine
 from mapl.engine.settings import EngineSettings
+from mapl.errors import MaplError
 from mapl.methods.local import Local
 from mapl.recipe import Recipe
 from mapl.round import play_round
@@ -238,6 +239,88 @@ def test_a_method_that_looks_into_networks_is_not_given_a_group(method):
     assert not graphs.engine.families[0].group
     assert graphs.engine.families[0].slots
     assert_equal_models(eager, graphs)
+
+
+class OwnNumbers(Local):
+    """A method whose loss reads a number of the client: recorded, it would be the first client's for all."""
+
+    def loss(self, client, images, labels):
+        return {name: term * client.samples for name, term in super().loss(client, images, labels).items()}
+
+
+@cpu_only
+def test_a_loss_that_reads_a_number_of_its_client_trains_eagerly_and_says_so():
+    made = recipe(method="local", partition={"scenario": 3, "shots_range": (2, 6), "test_shots": 1})
+    eager, graphs = eager_world(made, {"flat": flat}), graph_world(made, {"flat": flat})
+    assert len({client.samples for client in graphs.clients}) > 1
+    graphs.engine.eager.method = graphs.engine.method = OwnNumbers(made.method)
+    eager.method = eager.engine.method = graphs.method = graphs.engine.method
+    with pytest.warns(UserWarning, match=r"its loss reads client\.samples"):
+        theirs = graphs.engine.train_all(graphs.clients, 0)
+    assert [losses["cross_entropy"] for losses in theirs] == pytest.approx(
+        [losses["cross_entropy"] for losses in eager.engine.train_all(eager.clients, 0)], rel=1e-5
+    )
+
+
+class Misnamed(nn.Module):
+    """A layer that is called like another."""
+
+    def __init__(self, image, embedding):
+        super().__init__()
+        self.first = nn.Linear(image[0] * image[1] * image[2], 8)
+        self.relu = nn.LeakyReLU(0.5)
+        self.last = nn.Linear(8, embedding)
+
+    def forward(self, x):
+        return self.last(self.relu(self.first(torch.flatten(x, 1))))
+
+
+@cpu_only
+def test_a_layer_is_what_it_is_and_not_what_it_is_called():
+    assert plays_like_eager(recipe(method="local"), {"misnamed": Misnamed}).engine.families[0].group
+
+
+class Stochastic(nn.Module):
+    """A network that drops a layer by a draw of its own."""
+
+    def __init__(self, image, embedding):
+        super().__init__()
+        self.first = nn.Linear(image[0] * image[1] * image[2], embedding)
+        self.second = nn.Linear(embedding, embedding)
+
+    def forward(self, x):
+        x = self.first(torch.flatten(x, 1))
+        return x if self.training and torch.rand(()) < 0.5 else x + self.second(x)
+
+
+@cpu_only
+def test_a_network_that_draws_for_itself_trains_eagerly():
+    with pytest.warns(UserWarning, match="it draws random numbers of its own"):
+        graphs = plays_like_eager(recipe(method="local"), {"stochastic": Stochastic})
+    assert graphs.engine.families[0].eager
+
+
+class Broken(nn.Module):
+    """A network with a NaN in the middle, before what could hide it."""
+
+    def __init__(self, image, embedding):
+        super().__init__()
+        self.conv = nn.Conv2d(image[0], 4, 3, padding=1)
+        self.pool = nn.MaxPool2d(2)
+        self.norm = nn.BatchNorm2d(4)
+        self.end = nn.Linear(4 * (image[1] // 2) * (image[2] // 2), embedding)
+        nn.init.constant_(self.conv.bias, torch.nan)
+
+    def forward(self, x):
+        return self.end(torch.flatten(torch.relu(self.norm(self.pool(torch.relu(self.conv(x))))), 1))
+
+
+@cpu_only
+def test_what_is_no_number_is_not_hidden():
+    graphs = graph_world(recipe(method="local"), {"broken": Broken})
+    with pytest.raises(MaplError, match="became nan in round 0"):
+        graphs.engine.train_all(graphs.clients, 0)
+    assert graphs.engine.families[0].group
 
 
 class Viewing(nn.Module):

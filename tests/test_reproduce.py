@@ -208,7 +208,7 @@ def test_a_row_of_a_method_that_is_no_more_is_left_out_with_a_word(whole, tmp_pa
     gone = replace(row, key="unreadable", recipe={"method": {"name": "gone"}})
     with (tmp_path / "res_hetero.jsonl").open("a") as file:
         file.write(gone.line())
-    with pytest.warns(UserWarning, match=r"FashionMNIST/MAPL is left out \(.*gone"):
+    with pytest.warns(UserWarning, match=r"FashionMNIST/Local is left out \(.*gone"):
         assert list(Store(tmp_path).rows) == [row.key]
 
 

@@ -205,6 +205,16 @@ def latest(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
+def forget_newer(run: Path, rounds: int) -> None:
+    """Drop checkpoints after that of `rounds`, which a run that goes on from there found damaged.
+
+    They would count among the newest, and push out whole ones.
+    """
+    for path in _newest_first(run):
+        if int(path.name.split("-")[0]) > rounds:
+            path.unlink(missing_ok=True)
+
+
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint and check it against the digest in its name."""
     match = _NAME.fullmatch(path.name)

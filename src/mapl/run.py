@@ -85,6 +85,7 @@ def resume(
         saved = checkpoint.latest(folder, warn)
         if saved is not None:
             restore(world, saved)
+            checkpoint.forget_newer(folder, saved.rounds)
         _cut_to(folder, world)
         return _loop(world, folder, observers, stop, clock)
 

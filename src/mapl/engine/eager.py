@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mapl.client import Client
-from mapl.clock import part
+from mapl.clock import part, profiled
 from mapl.data.dataset import Images
 from mapl.engine._base import Draws, Engine, check_finite
 from mapl.engine.channels_last import channels_last, pixels_together, who_takes_it
@@ -63,12 +63,13 @@ class EagerEngine(Engine):
                 keyed(client.model, self._keys)
 
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
-        return self._each(clients, lambda client: self.train(client, round), lambda c: c.id not in self._quiet)
+        with self.arithmetic():
+            return self._each(clients, lambda client: self.train(client, round), lambda c: c.id not in self._quiet)
 
     def _each(
         self, clients: Sequence[Client], work: Callable[[Client], Result], in_turn: Callable[[Client], bool]
     ) -> list[Result]:
-        if self.device.type != "cpu" or _is_profiled():
+        if self.device.type != "cpu" or profiled():  # parts are billed in one thread
             return [work(client) for client in clients]
         workers = self.engine_settings.workers or max(1, cores() // self.settings.threads)
         return side_by_side(work, clients, workers, in_turn)
@@ -95,6 +96,7 @@ class EagerEngine(Engine):
                 terms = self._step(client, optimizer, images.take(batches[step]), uniforms[step])
                 for name, value in terms.items():
                     totals[name] = totals[name] + value if name in totals else value
+        optimizer.zero_grad(set_to_none=True)  # who waits for its next turn needs no gradients
         losses = {name: float(total) / len(batches) for name, total in totals.items()}
         check_finite(client, round, losses)
         return losses
@@ -122,7 +124,9 @@ class EagerEngine(Engine):
         return {name: value.detach() for name, value in terms.items()}
 
     def _optimizer(self, client: Client) -> torch.optim.Optimizer:
-        if self.settings.reset or client.id not in self.optimizers:
+        if self.settings.reset:
+            return make_optimizer(client, self.settings)
+        if client.id not in self.optimizers:
             self.optimizers[client.id] = make_optimizer(client, self.settings)
         return self.optimizers[client.id]
 
@@ -144,7 +148,8 @@ class EagerEngine(Engine):
         return torch.cat([client.model.embed(self.augmentation.normalise(part)) for part in parts if len(part)])
 
     def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
-        return self._each(clients, self.evaluate, lambda client: False)
+        with self.arithmetic():
+            return self._each(clients, self.evaluate, lambda client: False)
 
     @torch.no_grad()
     def evaluate(self, client: Client) -> Tensor:
@@ -175,11 +180,6 @@ class EagerEngine(Engine):
                 self.optimizers[client.id] = optimizer
 
 
-def _is_profiled() -> bool:
-    """Whether somebody asks where the time goes; parts are billed in one thread."""
-    return not isinstance(part("training"), nullcontext)
-
-
 def make_optimizer(client: Client, settings: TrainSettings) -> torch.optim.Optimizer:
     """A new optimiser over all parameters of a client, prototypes included."""
     parameters = list(client.model.parameters())
@@ -187,6 +187,11 @@ def make_optimizer(client: Client, settings: TrainSettings) -> torch.optim.Optim
         return torch.optim.Adam(
             parameters, settings.learning_rate, settings.betas, weight_decay=settings.weight_decay, fused=True
         )
+    # torch's fused SGD with momentum fails where a parameter has its first gradient later than others.
     return torch.optim.SGD(
-        parameters, settings.learning_rate, settings.momentum, weight_decay=settings.weight_decay, fused=True
+        parameters,
+        settings.learning_rate,
+        settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=settings.momentum == 0,
     )

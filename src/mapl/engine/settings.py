@@ -33,7 +33,7 @@ class TrainSettings(BaseModel):
 
 
 class EngineSettings(BaseModel):
-    """Where and how fast the clients train; the same recipe on another device is the same run but for rounding."""
+    """Where and how fast the clients train; another device draws dropout and rounds otherwise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -50,7 +50,7 @@ class Views:
         block = 1 << (height * width - 1).bit_length()
         self._augmentation = augmentation
         self._device = torch.device(device)
-        self._between: dict[int, Tensor] = {}
+        self._between = torch.empty((0, *augmentation.shape), device=device)
         self._blurs = "blur" in augmentation._slots
         self._common = {
             "P": augmentation.uniforms_per_image,
@@ -97,9 +97,9 @@ class Views:
 
     def _memory(self, n: int) -> Tensor:
         """Where n images wait for their blur, float32 (n, C, H, W)."""
-        if n not in self._between:
-            self._between[n] = torch.empty((n, *self._augmentation.shape), dtype=torch.float32, device=self._device)
-        return self._between[n]
+        if n > len(self._between):
+            self._between = torch.empty((n, *self._augmentation.shape), dtype=torch.float32, device=self._device)
+        return self._between[:n]
 
     def _check(self, pool: Tensor, index: Tensor, uniforms: Tensor, out: Tensor) -> None:
         """A kernel reads whatever lies where it looks, so what it is given has to be right."""

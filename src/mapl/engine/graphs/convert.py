@@ -8,13 +8,14 @@ its clients train one to a graph.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from mapl.engine.graphs.guards import no_draws
 from mapl.engine.graphs.layers import (
     AveragePool,
     CannotGroup,
@@ -62,8 +63,11 @@ def _traced(module: nn.Module) -> fx.GraphModule:
     """What a network does, if it does the same in training and in tests."""
     training, found = module.training, []
     try:
-        for mode in (False, True):
-            found.append(fx.symbolic_trace(module.train(mode)))
+        with no_draws():
+            for mode in (False, True):
+                found.append(fx.symbolic_trace(module.train(mode)))
+    except CannotGroup:
+        raise
     except Exception as error:  # whatever a user's forward raises when it is given a stand-in for a tensor
         raise CannotGroup(f"it cannot be traced ({error})") from error
     finally:
@@ -111,7 +115,7 @@ def _absorb_relu(node: fx.Node) -> bool:
     user = _only_user(node)
     if user is None:
         return False
-    if user.target not in RELUS and type(_module(user)) is not nn.ReLU:
+    if not _calls(user, RELUS) and type(_module(user)) is not nn.ReLU:
         return False
     _take_out(user, node)
     return True
@@ -125,6 +129,11 @@ def _absorb_pool(node: fx.Node) -> nn.MaxPool2d | None:
         return None
     _take_out(user, node)
     return module
+
+
+def _calls(node: fx.Node, functions: Collection[Any]) -> bool:
+    """Whether it is a call of one of these; a layer of a like name (`self.relu`) may be anything."""
+    return node.op != "call_module" and node.target in functions
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
@@ -155,7 +164,7 @@ def _check_call(node: fx.Node) -> None:
 
 
 def _is_split(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target in (torch.chunk, "chunk")
+    return isinstance(node, fx.Node) and _calls(node, (torch.chunk, "chunk"))
 
 
 def _dimension(node: fx.Node) -> int:
@@ -172,7 +181,7 @@ def _interleave(graph: fx.Graph) -> None:
         if node.target is not torch.stack or _dimension(node) != 2 or len(node.users) != 1:
             continue
         (user,) = node.users
-        if user.target in ("flatten", torch.flatten) and tuple(user.args[1:]) == (1, 2):
+        if _calls(user, ("flatten", torch.flatten)) and tuple(user.args[1:]) == (1, 2):
             with graph.inserting_before(user):
                 made = graph.call_function(interleaved, (node.args[0],))
             user.replace_all_uses_with(made)

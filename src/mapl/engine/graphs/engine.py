@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mapl.client import Client
 from mapl.clock import part, profiled
-from mapl.engine._base import Engine, check_finite, configure
+from mapl.engine._base import Engine, check_finite, make_deterministic
 from mapl.engine.eager import EagerEngine
 from mapl.engine.graphs.convert import grouped
 from mapl.engine.graphs.layers import CannotGroup, Keys, Stack
@@ -64,7 +64,7 @@ class GraphEngine(Engine):
         self.eager = EagerEngine(
             self.method, self.settings, self.augmentation, self.seed, self.engine_settings, self.device
         )
-        configure(self.engine_settings)
+        make_deterministic(self.engine_settings)
         self.rows: dict[int, Tensor] = {}
         self.counters: dict[int, Tensor] = {}
         self.moments: dict[int, tuple[Tensor, int]] = {}
@@ -78,7 +78,9 @@ class GraphEngine(Engine):
             kinds.setdefault(kind, []).append(client)
         self.families = [self._family(kind, members) for kind, members in kinds.items()]
         self.lanes = max(1, LANES // len(self.families))
-        home = self._home(sum(f.layout.size * len(f.clients) for f in self.families))
+        # An optimiser that lives on keeps two moments of every parameter.
+        kept = 1 if self.settings.reset else 3
+        home = self._home(kept * sum(f.layout.size * len(f.clients) for f in self.families))
         for family in self.families:
             if family.layout.fits(family.clients[0].model):
                 for client in family.clients:
@@ -99,7 +101,7 @@ class GraphEngine(Engine):
         return client.samples // min(self.settings.batch, client.samples) * self.settings.epochs
 
     def _home(self, elements: int) -> torch.device:
-        """The GPU, or the host's pinned memory where all clients' models together take more than their share."""
+        """The GPU, or the host's pinned memory where all that is kept of clients takes more than its share."""
         share = self.engine_settings.memory
         if share is None and self.device.type == "cuda":
             share = torch.cuda.get_device_properties(self.device).total_memory / 2**31
@@ -121,7 +123,8 @@ class GraphEngine(Engine):
             return
         self._ready = True
         try:
-            self._warm_up(captured, [client for family in captured for client in family.clients])
+            with self.arithmetic():
+                self._warm_up(captured, [client for family in captured for client in family.clients])
         except torch.cuda.OutOfMemoryError as error:
             raise MaplError(
                 "the GPU's memory does not hold the clients that train at a time; lower engine.together or "
@@ -159,7 +162,13 @@ class GraphEngine(Engine):
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception:
-            family.slots = []
+            self._drop_slots(family)
+
+    def _drop_slots(self, family: _Family) -> None:
+        """What did not work may still be under way, and others will be given its memory."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        family.slots = []
 
     def _rehearse_views(self) -> None:
         if Views.fits(self.augmentation):
@@ -181,7 +190,8 @@ class GraphEngine(Engine):
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever a user's network or method meets
-                family.slots, reason = [], (str(error) or type(error).__name__).splitlines()[0]
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                self._drop_slots(family)
         self._leave_to_eager(family, reason)
 
     def _leave_to_eager(self, family: _Family, reason: str) -> None:
@@ -230,6 +240,10 @@ class GraphEngine(Engine):
 
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
         self.warm_up(clients)
+        with self.arithmetic():
+            return self._train_all(clients, round)
+
+    def _train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
         present = {c.id for c in clients}
         found: dict[int, tuple[list[str], Tensor, int, int]] = {}
         for wave in self._waves(present):
@@ -311,8 +325,14 @@ class GraphEngine(Engine):
         for g, client in enumerate(chunk):
             found[client.id] = (slot.terms, totals, g, self._steps(client))
             if not self.settings.reset:
-                _, before = self.moments.get(client.id, (None, 0))
-                self.moments[client.id] = (slot.moments[:, g].clone(), before + self._steps(client))
+                moments, before = self.moments.get(client.id) or (self._no_moments(client, slot.layout), 0)
+                moments.copy_(slot.moments[:, g], non_blocking=True)
+                self.moments[client.id] = (moments, before + self._steps(client))
+
+    def _no_moments(self, client: Client, layout: Layout) -> Tensor:
+        """Room for the optimiser of a client that lives on from round to round, where its model lives."""
+        home = self.rows[client.id].device
+        return torch.zeros(2, layout.parameters, device=home, pin_memory=home.type != self.device.type)
 
     def _draws(self, client: Client, round: int) -> tuple[Tensor, Tensor]:
         """Indices (steps, B) and uniforms in pinned memory, drawn ahead of time where that was possible."""
@@ -354,12 +374,13 @@ class GraphEngine(Engine):
     def _embed_all(self, clients: Sequence[Client], use: Any) -> None:
         """Calls `use(slot, place, client, z)` with the embeddings (n, d_z) of each client's test images."""
         self.warm_up(clients)
-        for wave in self._waves({c.id for c in clients}):
-            for slot, chunk in wave:
-                with slot.lane():
-                    slot.load(chunk, [self.rows[c.id] for c in chunk], [self.counters[c.id] for c in chunk])
-            self._test(wave, use)
-        self._join()
+        with self.arithmetic():
+            for wave in self._waves({c.id for c in clients}):
+                for slot, chunk in wave:
+                    with slot.lane():
+                        slot.load(chunk, [self.rows[c.id] for c in chunk], [self.counters[c.id] for c in chunk])
+                self._test(wave, use)
+            self._join()
 
     def _test(self, wave: list[tuple[Slot, list[Client]]], use: Any) -> None:
         found: dict[int, list[Tensor]] = {id(slot): [] for slot, _ in wave}
@@ -419,7 +440,7 @@ class GraphEngine(Engine):
 
     def _load_optimizer(self, client: Client, layout: Layout, state: dict[str, Tensor]) -> None:
         """What torch's optimisers have nothing about never had a gradient: its moments are zero."""
-        moments, step = torch.zeros(2, layout.parameters, device=self.device), 0
+        moments, step = self._no_moments(client, layout), 0
         for index, (name, _) in enumerate(client.model.named_parameters()):
             entry, path = layout.entries[name], f"{client.id}.{index}"
             for row, moment in enumerate(("exp_avg", "exp_avg_sq") if self._adam else ("momentum_buffer",)):

@@ -89,7 +89,7 @@ def norm_forward(
         w = tl.load(weight + g * row + c, ok, 0)
         b = tl.load(bias + g * row + c, ok, 0)
         value = (value - m[None, :]) * s[None, :] * w[None, :] + b[None, :]
-        value = tl.where(relu > 0, tl.maximum(value, 0.0), value)
+        value = tl.where((relu > 0) & (value < 0), 0.0, value)  # no maximum, which would drop a NaN
         tl.store(y + at, value.to(y.dtype.element_ty), inside)
 
 
@@ -146,7 +146,7 @@ def bias_forward(
     value = tl.load(x + at, inside, 0).to(tl.float32)
     value += tl.load(bias + g * row + c, c < C, 0).to(tl.float32)[None, :]
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.where(value < 0, 0.0, value)  # no maximum, which would drop a NaN
     tl.store(y + at, value.to(y.dtype.element_ty), inside)
 
 
@@ -195,8 +195,9 @@ def pool_forward(
         w = (wo << SHIFT) - P + tap % K
         inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
         value = tl.load(x + (h * W + w) * C, inside, float("-inf")).to(tl.float32)
-        place = tl.where(value > best, tap, place)
-        best = tl.maximum(best, value)
+        larger = (value > best) | (value != value)  # a NaN stays, as it does in torch
+        place = tl.where(larger, tap, place)
+        best = tl.where(larger, value, best)
     tl.store(y + at, best.to(y.dtype.element_ty), ok)
     tl.store(which + at, place.to(tl.uint8), ok)
 

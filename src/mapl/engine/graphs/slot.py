@@ -21,7 +21,8 @@ from torch.func import functional_call
 from mapl.client import Client
 from mapl.data.augment import Augmentation
 from mapl.engine.graphs.convert import Batched, Hidden, grouped
-from mapl.engine.graphs.layers import CannotGroup, Keys, Stack, keyed, optimise
+from mapl.engine.graphs.guards import no_draws, recorded
+from mapl.engine.graphs.layers import Keys, Stack, keyed, optimise
 from mapl.engine.graphs.layout import Layout
 from mapl.engine.settings import TrainSettings
 from mapl.engine.views import Views
@@ -238,7 +239,7 @@ class Slot:
         parameters = dict(member.model.named_parameters())
         for parameter in parameters.values():
             parameter.grad = None
-        terms = self.method.loss(member, _rows_last(images), labels)
+        terms = self.method.loss(recorded(member, member.model, member.state), _rows_last(images), labels)
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         for name, parameter in parameters.items():
             gradient = self.stack.gradients[name][0]
@@ -272,11 +273,8 @@ class Slot:
 
     def _rehearse(self) -> None:
         """Everything that will be recorded or called, so that what does not work is found out about now."""
-        draws = torch.cuda.get_rng_state(self.device) if self.stream is not None else torch.get_rng_state()
-        self._rehearse_steps()
-        after = torch.cuda.get_rng_state(self.device) if self.stream is not None else torch.get_rng_state()
-        if not torch.equal(draws, after):
-            raise CannotGroup("it draws random numbers of its own")
+        with no_draws(self.device):
+            self._rehearse_steps()
         for member in self.members:  # what a method does besides, with what there is of a client in a slot
             self.method.start_epoch(member, 0, 0)
             with torch.no_grad():
@@ -285,17 +283,22 @@ class Slot:
     def _rehearse_steps(self) -> None:
         """Twice: the first lets libraries set themselves up, the second must not wait for the GPU even once."""
         if self.stream is None:
-            self.cursor.zero_()
-            self.step()
+            self._try_all()
             return
         mode = torch.cuda.get_sync_debug_mode()
         try:
             for check in (0, 2):
                 torch.cuda.set_sync_debug_mode(check)
-                self.cursor.zero_()
-                self.step()
+                self._try_all()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
+
+    def _try_all(self) -> None:
+        """A step, and embeddings as a test wants them: a network may do something else there."""
+        self.cursor.zero_()
+        self.step()
+        with torch.no_grad():
+            self.embed(self.images[:, 0, :2].permute(0, 1, 4, 2, 3).to(memory_format=torch.contiguous_format))
 
     def _record(self, work: Callable[[], Any]) -> torch.cuda.CUDAGraph | None:
         """Some work as a CUDA graph; on a CPU, where tests run, there is none, and it is done each time anew."""
@@ -396,8 +399,7 @@ class _Loss(nn.Module):
         self._method, self._member = method, member
 
     def forward(self, images: Tensor, labels: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        client = dataclasses.replace(self._member, model=self.model, state=state)
-        return self._method.loss(client, images, labels)
+        return self._method.loss(recorded(self._member, self.model, state), images, labels)
 
 
 def _rows_last(images: Tensor) -> Tensor:
