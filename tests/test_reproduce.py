@@ -303,6 +303,13 @@ def test_a_budget_stops_it_and_the_same_command_goes_on(data, whole, tmp_path):
     assert lasting(tmp_path) == lasting(whole)
 
 
+def test_a_plan_needs_no_data(tmp_path):
+    folder = ("--set", f"data.folder={str(tmp_path)!r}", "--out", str(tmp_path / "out"))
+    said = cli("reproduce", "res_hetero", "--plan", "--columns", "MNIST", *folder)
+    assert "to go, time not known yet" in said
+    assert "scenario=1/MNIST/MAPL, seed 0" in said
+
+
 def test_rows_and_columns_are_of_tables():
     with pytest.raises(MaplError, match="--rows and --columns choose cells of a table, and col_graph is a figure"):
         plan("col_graph", Protocol(), rows=["1"])

@@ -235,6 +235,10 @@ def test_a_run_that_exists_is_not_overwritten_unless_asked(tmp_path):
     with pytest.raises(
         MaplError, match=r"'.*run' exists already; resume it, choose another --name, or give --overwrite"
     ):
+        mapl.run(small(), tmp_path / "run")
+    with pytest.raises(
+        MaplError, match=r"'.*run' is a run of another recipe \(differs in seed\); choose another --name, or"
+    ):
         mapl.run(small(seed=1), tmp_path / "run")
     assert written(tmp_path / "run") == before
     mapl.run(small(seed=1), tmp_path / "run", overwrite=True)

@@ -87,6 +87,8 @@ def export_run(
     for name, value, allowed in (("format", kind, SUFFIXES), ("pixels", pixels, PIXELS)):
         if value not in allowed:
             raise unknown(name, value, allowed)
+    if not folder.is_dir():
+        raise MaplError(f"there is no run {str(folder)!r}")
     world = restored_world(folder, warn)
     if world is None:
         raise MaplError(f"run {str(folder)!r} has no checkpoint yet, so there are no models to export")

@@ -48,7 +48,7 @@ def run(
     clock = Clock(profile)
     recipe = given_in_python(recipe, data, backbones)
     folder = Path(folder or Path("runs") / recipe.title())
-    _check_place(folder, overwrite)
+    _check_place(folder, recipe, overwrite)
     world = build_world(recipe, data, backbones)
     with _writing(folder):
         if folder.exists():
@@ -150,16 +150,36 @@ def _append(path: Path, line: str) -> None:
         file.write(line.encode())
 
 
-def _check_place(folder: Path, overwrite: bool) -> None:
+def _check_place(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     """A run is only ever written over another run, and only when asked."""
     if folder.exists() and not folder.is_dir():
         raise MaplError(f"{str(folder)!r} is a file; choose another --name or --out")
     inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if inside and not overwrite:
-        raise MaplError(f"{str(folder)!r} exists already; resume it, choose another --name, or give --overwrite")
+        other = _another_recipe(folder, recipe) if RECIPE in inside else ""
+        found = f"is a run of another recipe ({other});" if other else "exists already; resume it,"
+        raise MaplError(f"{str(folder)!r} {found} choose another --name, or give --overwrite")
     # A run that was killed before it had a recipe has nothing but its clients, or a file half-written aside.
     if RECIPE not in inside and any(CLIENTS not in name and RECIPE not in name for name in inside):
         raise MaplError(f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another --name")
+
+
+def _another_recipe(folder: Path, recipe: Recipe) -> str:
+    """In what the recipe of a run differs from this one; empty where to resume it is to carry this one out."""
+    there = load_recipe(folder)
+    if there.fingerprint() == recipe.fingerprint():
+        return ""
+    old, new = (dict(_settings(made.model_dump(mode="json"))) for made in (there, recipe))
+    keys = [key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "name"]
+    return f"differs in {', '.join(sorted(keys)[:3])}{', …' if len(keys) > 3 else ''}"
+
+
+def _settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
 
 
 def _cut_to(folder: Path, world: World) -> None:

@@ -134,7 +134,7 @@ def show_command(
     png: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who would have what: training images of each class at each client. It takes what mapl run takes."""
+    """Show who would have what: training images of each class at each client, for any recipe that mapl run takes."""
     options = _options(None, data, scenario, clients, None, None, seed, None)
     given = [f"data.folder={json.dumps(str(folder))}"] if folder else []
     made, _ = from_command_line(recipe, options, given + (settings or []))

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from mapl.cli.cell_table import as_json_lines, printed
 from mapl.cli.progress import Interrupt
 from mapl.cli.runs import JsonOption, SetOption
+from mapl.errors import MaplError
 from mapl.paper import TABLES, cells
 from mapl.reproduce import complexity
 from mapl.reproduce.carry_out import Moment, Watcher, carry_out, opened
@@ -120,7 +121,10 @@ def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool
     rates = Rates.of(store.rows.values(), left[0].recipe) if left else Rates()
     if left and measured and not rates.known:
         print("measuring two rounds of the first run, of which nothing is saved", file=sys.stderr, flush=True)
-        rates = measure(left[0].recipe)
+        try:
+            rates = measure(left[0].recipe)
+        except MaplError as error:  # data that is not here yet: the plan is as good without
+            _warn(str(error))
     seconds = sum(rates.estimate(work.recipe) for work in left) if rates.known else None
     if as_json:
         event = {"event": "plan", "runs": len(works), "done": len(works) - len(left), "seconds": seconds}

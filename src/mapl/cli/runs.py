@@ -48,7 +48,7 @@ ProfileOption = Annotated[
         "little slower.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; of a run a line a round.")]
 
 
 def run_command(
