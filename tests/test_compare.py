@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,20 +12,26 @@ from scipy import stats
 from conftest import small
 from mapl import Recipe, Record
 from mapl.clusters import adjusted_rand, class_overlap, share_by_chance, share_inside
-from mapl.compare import Estimate, compare
+from mapl.compare import Estimate, compare, group, left_out
 from mapl.history import ClientCard, Round, sparse_row
 
 ALONE = {"network": {"topology": {"name": "none"}}}
 
 
-def record(recipe: Recipe, accuracy: list[float], weights: torch.Tensor | None = None, messages: int = 0) -> Record:
+def record(
+    recipe: Recipe,
+    accuracy: list[float],
+    weights: torch.Tensor | None = None,
+    messages: int = 0,
+    played: int = 3,
+    folder: str = "nowhere",
+) -> Record:
     cards = [ClientCard(i, i * 2 // len(accuracy), [i], 4, 5, "mlp", 100) for i in range(len(accuracy))]
     rows = {} if weights is None else {i: sparse_row(row) for i, row in enumerate(weights)}
-    rounds = [
-        Round(0, {"cross_entropy": [1.0]}, [0.99] * len(accuracy), 0, 0, {}),
-        Round(1, {"cross_entropy": [0.5]}, accuracy, messages, 10 * messages, rows),
-    ]
-    return Record(Path("nowhere"), recipe, cards, rounds, [{"round": 0, "seconds": 1.0}, {"round": 1, "seconds": 2.0}])
+    earlier = [Round(t, {"cross_entropy": [1.0]}, [0.99] * len(accuracy), 0, 0, {}) for t in range(played - 1)]
+    last = Round(played - 1, {"cross_entropy": [0.5]}, accuracy, messages, 10 * messages, rows)
+    times = [{"round": t, "seconds": 1.0} for t in range(played)]
+    return Record(Path(folder), recipe, cards, [*earlier, last], times)
 
 
 def seeds(accuracies: dict[int, float], **over: object) -> list[Record]:
@@ -49,7 +56,7 @@ def test_seeds_of_one_recipe_are_one_arm_in_the_order_given():
     assert [(arm.label, arm.seeds) for arm in arms] == [("local", [0]), ("mapl", [0, 1, 2])]
     assert arms[1].accuracy == Estimate.of([0.6, 0.8, 0.7])
     assert arms[1].spread == pytest.approx(0.1)  # population: ±0.1 around each mean
-    assert (arms[1].rounds, arms[1].seconds) == (2, 3.0)
+    assert (arms[1].rounds, arms[1].planned, arms[1].seconds) == (3, 3, 3.0)
 
 
 def test_how_a_run_is_tested_saved_and_named_does_not_make_it_another_arm():
@@ -78,6 +85,36 @@ def test_a_seed_that_is_given_twice_counts_once():
     runs = seeds({0: 0.6, 1: 0.8})
     (arm,) = compare([*runs, *runs])
     assert arm.accuracy == Estimate.of([0.6, 0.8])
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_two_runs_of_one_seed_the_longer_counts_and_the_other_is_named(turn):
+    whole = record(small(), [0.7, 0.7], folder="whole")
+    stopped = record(small(), [0.5, 0.5], played=2, folder="stopped")
+    other = record(small(seed=1), [0.6, 0.6], folder="other")
+    given = [*[stopped, whole][::turn], other, other]
+    (arm,) = compare(given)
+    assert (arm.label, arm.seeds, arm.accuracy) == ("mapl", [0, 1], Estimate.of([0.7, 0.6]))
+    assert left_out(given) == [
+        "run 'stopped' (2 of 3 rounds) is left out: 'whole' (3 of 3 rounds) has the same recipe and seed"
+    ]
+
+
+def test_a_run_that_was_tested_counts_before_a_longer_one_that_was_not():
+    untested = replace(record(small(), [0.5], folder="untested"), rounds=[Round(t, {}, None, 0, 0) for t in range(3)])
+    tested = record(small(), [0.5], played=1, folder="tested")
+    assert group([untested, tested]) == {"mapl (1 of 3 rounds)": [tested]}
+
+
+def test_an_arm_that_is_not_finished_says_so_and_its_gain_is_that_of_its_age():
+    stopped = record(small(), [0.6], played=2)
+    control = record(small(**ALONE), [0.5])
+    arm, twin = compare([stopped, control])
+    assert (arm.label, arm.rounds, arm.planned) == ("mapl (2 of 3 rounds)", 2, 3)
+    assert twin.label == "mapl, no letters"
+    assert arm.gain.mean == pytest.approx(0.6 - 0.99)  # the control as it was then, not as it ended
+    seeds_apart = [stopped, record(small(seed=1), [0.6])]
+    assert [arm.label for arm in compare(seeds_apart)] == ["mapl (2 to 3 of 3 rounds)"]
 
 
 def test_without_a_control_there_is_no_gain():

@@ -8,23 +8,28 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pytest
+import torch
+from matplotlib.lines import Line2D
 
 import mapl
+from mapl.clusters import share_inside
 from mapl.compare import compare
 from mapl.data.sources.digits import Digits
 from mapl.recipe import DataSettings
-from mapl.report import write_report
+from mapl.report import words, write_report
 from mapl.report.embedding import Embedding, embed
 from mapl.report.facts import facts
 from mapl.report.lines import accuracy_curve, lines
 from mapl.report.maps import graph_rounds
 from mapl.report.page import ranges
+from mapl.report.style import WIDTH, figure, legend
 from mapl.report.words import listing
 
 VOID = {"meta", "link", "img", "br"}
@@ -206,6 +211,88 @@ def test_data_given_in_python(tmp_path: Path) -> None:
     page = check_stands_alone(write_report([record], tmp_path / "out"))
     assert "given in Python" in page.text
     assert not (tmp_path / "out" / "embedding-1.png").exists()
+
+
+def test_the_table_says_how_far_a_stopped_arm_came_and_a_run_left_out_is_not_counted(
+    runs: dict[str, mapl.Record], tmp_path: Path
+) -> None:
+    stopped = mapl.run(recipe(), tmp_path / "stopped", stop=lambda: True)
+    page = Page(write_report([stopped, runs["alone-0"]], tmp_path / "out"))
+    table = page.text[page.text.index("collaboration gain") :]
+    assert "mapl (1 of 3 rounds)" in table[: table.index("The collaboration gain is")]
+    assert "compared with its control as that was in the round of the arm's last test" in table
+    both = Page(write_report([stopped, runs["mapl-0"], runs["alone-0"]], tmp_path / "both"))
+    assert "Made by mapl from 2 runs." in both.text
+    assert "1 of 3 rounds" not in both.text
+
+
+@pytest.mark.parametrize("blocked", ["report", "report.html", "accuracy.png"])
+def test_a_page_that_cannot_be_written_is_one_sentence(
+    runs: dict[str, mapl.Record], tmp_path: Path, blocked: str
+) -> None:
+    out = tmp_path / "report"
+    if blocked == "report":
+        out.touch()
+    else:
+        (out / blocked).mkdir(parents=True)
+    with pytest.raises(mapl.MaplError, match=r"^report '.*report' could not be written \(.*\); choose another folder$"):
+        write_report([runs["local"]], out)
+
+
+WHOLE = "mapl, 4 backbones, method.warmup=100, model.backbones=['mlp', 'cnn', 'residual', 'separable'], "
+LABELS = [WHOLE[:length] for length in (4, 16, 24, 34, 56, 95)] + [3 * WHOLE]
+
+
+@pytest.mark.parametrize("number", [1, 3, 4, 9])
+@pytest.mark.parametrize("longest", LABELS)
+def test_a_legend_is_not_wider_than_its_picture_and_leaves_room_for_the_panels(number: int, longest: str) -> None:
+    made = figure(4.4)
+    panel = made.subplots()
+    legend(made, [Line2D([], [], label=longest) for _ in range(number)])
+    made.draw_without_rendering()
+    box = made.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= WIDTH * made.dpi
+    assert panel.get_window_extent().height >= 3 * made.dpi
+
+
+def test_short_labels_stand_beside_each_other() -> None:
+    made = figure(4.4)
+    legend(made, [Line2D([], [], label="mapl, no letters") for _ in range(4)])
+    made.draw_without_rendering()
+    assert made.legends[0].get_window_extent().height < 0.4 * made.dpi
+    assert made.get_figheight() == 4.4
+
+
+def test_as_many_messages_as_the_full_mesh_are_not_said_to_be_instead_of_it(runs: dict[str, mapl.Record]) -> None:
+    said = words.messages_caption(lines([runs["mapl-0"]]))
+    assert runs["mapl-0"].messages == 36
+    assert said.endswith("mapl 36 (as many as that).")
+    *before, last = runs["mapl-0"].rounds
+    fewer = replace(runs["mapl-0"], rounds=[*before, replace(last, messages=0)])
+    assert words.messages_caption(lines([fewer])).endswith("mapl 24 instead of 36 (33 % saved).")
+
+
+CLUSTERS = [0, 0, 0, 1, 1, 1]
+SAME = torch.tensor([[float(a == b) for b in CLUSTERS] for a in CLUSTERS]).double()
+UNIFORM = torch.ones(6, 6).double() / 6
+NO_KIN = 1 - SAME + torch.eye(6)
+
+
+def test_a_uniform_graph_has_no_index() -> None:
+    assert words._rand_sentence(SAME, UNIFORM, CLUSTERS) == ""
+    said = words._rand_sentence(UNIFORM, SAME, CLUSTERS)
+    assert "of 1.00 at last (1 is exact, 0 is chance); at first W was uniform" in said
+    assert re.search(r"of -?\d\.\d\d at first and 1\.00 at last", words._rand_sentence(NO_KIN, SAME, CLUSTERS))
+
+
+def test_all_most_and_some() -> None:
+    ring = SAME.clone()
+    for i, j in ((0, 2), (1, 0), (2, 1), (3, 5), (4, 3), (5, 4)):
+        ring[i, j] = 0
+    graphs = {"found all of": SAME, "found most of": SAME + 0.1, "listen to some of": ring}
+    for words_said, graph in graphs.items():
+        assert words._found(graph, CLUSTERS, share_inside(graph, CLUSTERS)).startswith(words_said)
 
 
 def test_no_runs_is_an_error(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ class Arm:
     method: str
     seeds: list[int]
     rounds: int
+    """What the shortest of its runs has played."""
+    planned: int
+    """Rounds of the recipe: more than `rounds` where a run was stopped, or has spent its message budget."""
     accuracy: Estimate
     """Mean over clients at the last test, over seeds."""
     spread: float
@@ -69,14 +72,52 @@ class Arm:
 def group(records: Sequence[Record]) -> dict[str, list[Record]]:
     """The runs by what tells their recipes apart, seeds of one recipe together, in the order of their first run.
 
-    A seed counts once: a run that is given again says nothing new, and would narrow the interval.
+    A seed counts once, or it would narrow the interval: of its runs the one that came farthest.
     """
-    arms: dict[str, list[Record]] = {}
+    arms = [[_farthest(runs) for runs in seeds.values()] for seeds in _by_seed(records).values()]
+    labels = _labels([runs[0].recipe for runs in arms])
+    return {_with_age(label, runs): runs for label, runs in zip(labels, arms, strict=True)}
+
+
+def left_out(records: Sequence[Record]) -> list[str]:
+    """A sentence for each run that `group` leaves out; one that is merely given again loses nothing, and has none."""
+    said = []
+    for seeds in _by_seed(records).values():
+        for runs in seeds.values():
+            kept = _farthest(runs)
+            others = {run.folder: run for run in runs if run.folder != kept.folder}
+            said += [
+                f"run {str(run.folder)!r} ({_age([run])}) is left out: {str(kept.folder)!r} ({_age([kept])}) has the "
+                "same recipe and seed"
+                for run in others.values()
+            ]
+    return said
+
+
+def _by_seed(records: Sequence[Record]) -> dict[str, dict[int, list[Record]]]:
+    """All runs, by recipe and then by seed."""
+    arms: dict[str, dict[int, list[Record]]] = {}
     for record in records:
-        runs = arms.setdefault(_key(_tree(record.recipe)), [])
-        if all(record.recipe.seed != other.recipe.seed for other in runs):
-            runs.append(record)
-    return dict(zip(_labels([runs[0].recipe for runs in arms.values()]), arms.values(), strict=True))
+        arms.setdefault(_key(_tree(record.recipe)), {}).setdefault(record.recipe.seed, []).append(record)
+    return arms
+
+
+def _farthest(runs: Sequence[Record]) -> Record:
+    """The longest run, of equals the first; one that was never tested has nothing to say where another has."""
+    return max(runs, key=lambda run: (bool(run.tested), len(run.rounds)))
+
+
+def _with_age(label: str, runs: Sequence[Record]) -> str:
+    """A label that says so where an arm has not played all its rounds: its numbers are those of a younger one."""
+    whole = all(len(run.rounds) >= run.recipe.rounds for run in runs)
+    return label if whole else f"{label} ({_age(runs)})"
+
+
+def _age(runs: Sequence[Record]) -> str:
+    """12 of 45 rounds."""
+    played = sorted({len(run.rounds) for run in runs})
+    span = str(played[0]) if len(played) == 1 else f"{played[0]} to {played[-1]}"
+    return f"{span} of {runs[0].recipe.rounds} rounds"
 
 
 def compare(records: Sequence[Record]) -> list[Arm]:
@@ -98,6 +139,7 @@ def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
         method=runs[0].recipe.method.name,
         seeds=[r.recipe.seed for r in runs],
         rounds=min(len(r.rounds) for r in runs),
+        planned=runs[0].recipe.rounds,
         accuracy=Estimate.of([r.mean for r in runs]),
         spread=fmean(r.std for r in runs),
         gain=Estimate.of(gains) if gains and not control_arm else None,

@@ -31,10 +31,10 @@ from mapl.cli.runs import (
     _options,
     from_command_line,
 )
-from mapl.compare import Arm, compare
+from mapl.compare import Arm, compare, left_out
 from mapl.data.partition import SCENARIOS
 from mapl.errors import MaplError, unknown
-from mapl.history import load
+from mapl.history import Record, load
 from mapl.network import TOPOLOGIES
 from mapl.plugins import known, summary
 from mapl.recipe import to_toml
@@ -48,7 +48,7 @@ def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
     Seeds of one recipe are taken together. The collaboration gain needs the control arm among the runs: the same recipe
     and seed with [bold]--topology none[/bold].
     """
-    records = [load(folder) for folder in folders]
+    records = _load(folders)
     for record in records:
         if not record.tested:
             raise MaplError(f"run {str(record.folder)!r} has not been tested yet; resume it, or leave it out")
@@ -59,47 +59,78 @@ def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
         print_table(arms)
 
 
+def _load(folders: Sequence[Path]) -> list[Record]:
+    """The runs; which of them will not be counted is said on standard error, where it spoils no table."""
+    records = [load(folder) for folder in folders]
+    for sentence in left_out(records):
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+    return records
+
+
 def print_table(arms: Sequence[Arm]) -> None:
     """Arms as a table on the terminal."""
     # A pipe has no width to fit in: wrapped cells would be of no use to whoever reads it.
-    Console(width=None if sys.stdout.isatty() else 180).print(table(arms))
-
-
-def table(arms: Sequence[Arm]) -> Table:
-    """Arms as a table."""
-    made = Table(caption="accuracy in %: mean over clients at the last test, ± 95 % interval over seeds")
-    for title in (
-        "run",
-        "seeds",
-        "accuracy",
-        "std over clients",
-        "collaboration gain",
-        "inside clusters",
-        "messages",
-        "MiB",
-        "s",
-    ):
-        made.add_column(title, justify="left" if title == "run" else "right")
-    for arm in arms:
-        made.add_row(
-            arm.label,
-            str(len(arm.seeds)),
-            arm.accuracy.text(),
-            f"{100 * arm.spread:.1f}",
-            gain_text(arm),
-            "–" if arm.inside is None else f"{arm.inside:.2f}",
-            f"{arm.messages:,.0f}",
-            f"{arm.bytes / 2**20:,.1f}",
-            f"{arm.seconds:,.0f}",
-        )
-    return made
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    console.print(table(arms, console.width))
 
 
 def gain_text(arm: Arm) -> str:
     """The collaboration gain in words."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
-    return "is the control" if arm.is_control or arm.method == "local" else "no control given"
+    return "control" if arm.is_control or arm.method == "local" else "no control"
+
+
+CELLS: dict[str, Callable[[Arm], str]] = {
+    "seeds": lambda arm: str(len(arm.seeds)),
+    "acc. %": lambda arm: arm.accuracy.text(),
+    "std": lambda arm: f"{100 * arm.spread:.1f}",
+    "gain": gain_text,
+    "inside": lambda arm: "–" if arm.inside is None else f"{arm.inside:.2f}",
+    "messages": lambda arm: f"{arm.messages:,.0f}",
+    "MiB": lambda arm: f"{arm.bytes / 2**20:,.1f}",
+    "s": lambda arm: f"{arm.seconds:,.0f}",
+}
+"""The columns of numbers. Their headings are no wider than their numbers: a terminal has no room for both."""
+EXPENDABLE = (("s", "MiB"), ("messages",), ("inside",), ("std",), ("seeds",))
+"""What a narrow terminal goes without, in this order: a column less is better than numbers that are cut."""
+NAME = 14
+"""What the names of the arms need at the least; they are wrapped."""
+CAPTION = {
+    "acc. %": "mean over clients at the last test, ± 95 % interval over seeds",
+    "std": "over clients",
+    "gain": "against the same recipe and seed without letters, after as many rounds",
+    "inside": "share of the weight given to others that stays inside the true clusters",
+}
+"""What the short headings mean."""
+
+
+def table(arms: Sequence[Arm], width: int) -> Table:
+    """Arms as a table that fits, with as many columns as can be shown whole."""
+    columns = _columns(arms, width)
+    caption = "; ".join(f"{title}: {CAPTION[title]}" for title in columns if title in CAPTION)
+    made = Table(caption=caption, caption_justify="left")
+    made.add_column("run", overflow="fold")
+    for title in columns:
+        made.add_column(title, justify="right", no_wrap=True, overflow="crop")
+    for arm in arms:
+        made.add_row(arm.label, *(CELLS[title](arm) for title in columns))
+    return made
+
+
+def _columns(arms: Sequence[Arm], width: int) -> list[str]:
+    """The columns that there is room for."""
+    shown = list(CELLS)
+    for titles in EXPENDABLE:
+        # Each column has a line and a space on either side, and the table a line at its end.
+        needed = NAME + sum(_width(title, arms) for title in shown) + 3 * (len(shown) + 1) + 1
+        if needed > width:
+            shown = [title for title in shown if title not in titles]
+    return shown
+
+
+def _width(title: str, arms: Sequence[Arm]) -> int:
+    return max(map(len, [title, *(CELLS[title](arm) for arm in arms)]))
 
 
 def report_command(
@@ -109,8 +140,7 @@ def report_command(
     """Draw runs as one self-contained page (report.html) and the same pictures as PNG."""
     from mapl.report import write_report  # plotting is slow to import, and only this command needs it
 
-    records = [load(folder) for folder in folders]
-    page = write_report(records, out or folders[0] / "report")
+    page = write_report(_load(folders), out or folders[0] / "report")
     print(f"report: {page}")
 
 

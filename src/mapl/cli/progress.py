@@ -32,7 +32,7 @@ def progress(rounds: int, as_json: bool) -> Iterator[Observer]:
             def advance(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
                 bar.update(task, completed=line.round + 1)
                 if line.accuracy:
-                    bar.update(task, accuracy=_percent(line))
+                    bar.update(task, accuracy=_percent(line.accuracy))
 
             yield advance
     else:
@@ -53,20 +53,23 @@ def _bar() -> Progress:
 
 
 class _PlainLines:
-    """About ten lines a run, each with the accuracy and the time left."""
+    """About ten lines a run, each with the accuracy at the last test so far and the time left."""
 
     def __init__(self, rounds: int):
         self.rounds = rounds
         self.played = 0
+        self.accuracy = "–"
         self.start = time.monotonic()
 
     def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
         done = line.round + 1
         self.played += 1  # not `done`: a resumed run starts in the middle
+        if line.accuracy:
+            self.accuracy = _percent(line.accuracy)
         if done % max(1, self.rounds // 10) and done != self.rounds:
             return
         left = (time.monotonic() - self.start) / self.played * (self.rounds - done)
-        print(f"round {done}/{self.rounds}  accuracy {_percent(line)}  {left:.0f} s left", flush=True)
+        print(f"round {done}/{self.rounds}  accuracy {self.accuracy}  {left:.0f} s left", flush=True)
 
 
 def _json_line(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
@@ -82,8 +85,8 @@ def _json_line(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
     print(json.dumps(event), flush=True)
 
 
-def _percent(line: Round) -> str:
-    return f"{100 * fmean(line.accuracy):.1f} %" if line.accuracy else "–"
+def _percent(accuracy: list[float]) -> str:
+    return f"{100 * fmean(accuracy):.1f} %"
 
 
 class Interrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,8 @@ INK, FAINT = "#333333", "#D9D9D9"
 WIDTH = 10.0
 """Inches that fill the page."""
 DPI = 180
+LEGEND = 9.0
+"""Points of the letters in a legend."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,26 @@ def whole_rounds(axes: Axes, last: float, ticks: int = 10) -> None:
 
 
 def legend(made: Figure, handles: Sequence[Any]) -> None:
-    """One legend above all panels."""
-    columns = min(4, len(handles))
-    made.legend(handles=list(handles), loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
+    """One legend above all panels, in as many columns as its labels leave room for."""
+    labels = [textwrap.fill(str(handle.get_label()), _letters(1)) for handle in handles]
+    longest = max((len(line) for label in labels for line in label.splitlines()), default=0)
+    columns = next((n for n in range(min(4, len(labels)), 1, -1) if longest <= _letters(n)), 1)
+    # What the legend takes beyond two rows it must not take from the panels.
+    rows = -(-sum(1 + label.count("\n") for label in labels) // columns)
+    made.set_figheight(made.get_figheight() + max(0, rows - 2) * 1.6 * LEGEND / 72)
+    made.legend(
+        handles=list(handles),
+        labels=labels,
+        loc="outside upper left",
+        ncols=columns,
+        columnspacing=2,
+        frameon=False,
+        fontsize=LEGEND,
+    )
+
+
+def _letters(columns: int) -> int:
+    """How long a label may be with so many columns of them in a picture as wide as the page."""
+    ems = WIDTH * 72 / LEGEND
+    # A line and the gaps around it take five ems of a column, and a letter on average a little over half of one.
+    return int((ems / columns - 5) / 0.62)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+import torch
+from torch import Tensor
+
 from mapl.clusters import adjusted_rand, share_inside
 from mapl.compare import Arm
 from mapl.history import Record
@@ -16,7 +19,9 @@ from mapl.report.maps import graph_rounds
 TABLE = (
     "The collaboration gain is an arm's accuracy less that of its own control, in percentage points: the same recipe "
     "and seed with no letters at all. Shards and first weights are equal in both, so the gain is what the letters "
-    "bought. ± is a 95 % interval over seeds; messages, MiB and seconds are those of one run."
+    "bought. An arm that has not played all rounds of its recipe says how many it has; it is compared with its control "
+    "as that was in the round of the arm's last test. ± is a 95 % interval over seeds; messages, MiB and seconds are "
+    "those of one run."
 )
 SENTENCES = 3
 """Arms that are spoken about at the top of the page; the table has them all."""
@@ -153,18 +158,40 @@ def _graph_verdict(record: Record, first: int, clusters: list[int]) -> str:
         return "In the end nobody listens to anybody."
     text = f"The share of weight inside the clusters went from {100 * before:.0f} % to {100 * after:.0f} %: "
     if after >= (1 + before) / 2 and after > before:
-        text += "clients found most of those whose data are like their own, without seeing any of it."
+        text += f"clients {_found(graphs[1], clusters, after)}, without seeing any of it."
     elif after > before + 0.02:
         text += "clients lean towards those whose data are like their own, and still hear many others."
     else:
         text += "the graph says no more about the clusters than it did at first."
-    rand = [adjusted_rand(graph, clusters) if len(clusters) <= 500 else float("nan") for graph in graphs]
-    if rand[1] == rand[1]:
-        text += (
-            f" A spectral clustering of W agrees with the true clusters to an adjusted Rand index of {rand[0]:.2f} "
-            f"at first and {rand[1]:.2f} at last (1 is exact, 0 is chance)."
-        )
-    return text
+    return f"{text} {_rand_sentence(*graphs, clusters)}".strip()
+
+
+def _found(graph: Tensor, clusters: list[int], share: float) -> str:
+    """Whom the clients found; all weight may be inside the clusters while some of their members are still missed."""
+    if round(100 * share) < 100:
+        return "found most of those whose data are like their own"
+    label = torch.tensor(clusters)
+    kin = (label[:, None] == label[None, :]).fill_diagonal_(False)
+    if bool((graph[kin] > 0).all()):
+        return "found all of those whose data are like their own"
+    return "listen to some of those whose data are like their own and to hardly anybody else"
+
+
+def _rand_sentence(first: Tensor, last: Tensor, clusters: list[int]) -> str:
+    """How far a clustering of the graph agrees with the true clusters, if there is anything to cluster."""
+    if len(clusters) > 500 or _is_uniform(last) or (rand := adjusted_rand(last, clusters)) != rand:
+        return ""
+    if _is_uniform(first):
+        indices = f"{rand:.2f} at last (1 is exact, 0 is chance); at first W was uniform: nothing to cluster"
+    else:
+        indices = f"{adjusted_rand(first, clusters):.2f} at first and {rand:.2f} at last (1 is exact, 0 is chance)"
+    return f"A spectral clustering of W agrees with the true clusters to an adjusted Rand index of {indices}."
+
+
+def _is_uniform(graph: Tensor) -> bool:
+    """Whether all hear each other alike: a clustering of such a graph is arbitrary, and its index means nothing."""
+    others = graph[~torch.eye(len(graph), dtype=torch.bool)]
+    return bool(others.max() - others.min() < 1e-6)
 
 
 def embedding_caption(line: Line, made: Embedding) -> str:
@@ -202,10 +229,16 @@ def messages_caption(lines: Sequence[Line]) -> str:
     for line in lines:
         sent, full = sum(run.messages for run in line.runs), sum(mesh(line) * len(run.rounds) for run in line.runs)
         if sent and full:
-            seeds = len(line.runs)
-            share = f"{100 * (1 - sent / full):.0f} % saved" if sent < full else f"{sent / full:.3g} times as many"
-            said.append(f"{line.label} {sent / seeds:,.0f} instead of {full / seeds:,.0f} ({share})")
+            said.append(f"{line.label} {_against_mesh(sent / len(line.runs), full / len(line.runs))}")
     return (
         "What the network carried, as its ledger counted it. Dashed: everybody writes to everybody in every round. "
         f"Messages of a whole run: {listing(said)}."
     )
+
+
+def _against_mesh(sent: float, full: float) -> str:
+    """The messages of a run beside those of the full mesh."""
+    if f"{sent:,.0f}" == f"{full:,.0f}":
+        return f"{sent:,.0f} (as many as that)"
+    share = f"{100 * (1 - sent / full):.0f} % saved" if sent < full else f"{sent / full:.3g} times as many"
+    return f"{sent:,.0f} instead of {full:,.0f} ({share})"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from mapl.compare import Arm
+from mapl.errors import MaplError
 from mapl.files import write_aside
 from mapl.history import Record
 from mapl.report import curves, facts, maps, page, words
@@ -37,17 +39,29 @@ def write_report(
     """
     all_lines = lines(records, arms)
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    with _writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     report = _Report(out)
     title = title or facts.title(all_lines)
-    report.add(page.heading(title, f"Made by mapl from {words.count(len(records), 'run')}.", introduction))
+    runs = sum(len(line.runs) for line in all_lines)
+    report.add(page.heading(title, f"Made by mapl from {words.count(runs, 'run')}.", introduction))
     _results(report, all_lines)
     _graphs(report, all_lines)
     _costs(report, all_lines)
     _clients(report, all_lines)
     path = out / "report.html"
-    write_aside(path, page.page(title, report.parts))
+    with _writing(out):
+        write_aside(path, page.page(title, report.parts))
     return path
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """A folder that is a file, or that cannot be written, is an error that says what to do next."""
+    try:
+        yield
+    except OSError as error:
+        raise MaplError(f"report {str(out)!r} could not be written ({error}); choose another folder") from error
 
 
 class _Report:
@@ -63,7 +77,8 @@ class _Report:
 
     def show(self, name: str, figure: Figure, alt: str, caption: str) -> None:
         picture = Picture(f"{name}.png", png(figure), alt, caption)
-        write_aside(self.out / picture.name, picture.png)
+        with _writing(self.out):
+            write_aside(self.out / picture.name, picture.png)
         self.pictures += 1
         self.add(page.shown(picture, self.pictures))
 
