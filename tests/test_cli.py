@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import mapl
 from conftest import command, in_child, small, stop_after, written
 from mapl.cli import main
 from mapl.cli.app import app
+from mapl.cli.look import CELLS, table
+from mapl.compare import Arm, Estimate
 from mapl.files import only_writer
 from mapl.recipe import read, to_toml, validated
 
@@ -67,6 +73,15 @@ def test_a_long_run_prints_about_ten_lines():
     out = cli("run", *QUICK, "--rounds", "25", "--method", "local", "--set", "evaluate.every=5")
     assert 10 <= sum(line.startswith("round ") for line in out.splitlines()) <= 13
     assert "round 25/25" in out
+
+
+def test_a_line_between_two_tests_says_the_last_known_accuracy():
+    out = cli("run", *QUICK, "--rounds", "40", "--method", "local", "--set", "evaluate.every=5", "--name", "run")
+    said = dict(re.findall(r"round (\d+)/40  accuracy (\S+)", out))
+    tests = {r.round + 1: f"{100 * fmean(r.accuracy):.1f}" for r in mapl.load("runs/run").tested}
+    assert list(said) == [str(done) for done in range(4, 41, 4)]
+    assert said["4"] == "–", "nothing is known yet"
+    assert [said[str(done)] for done in range(8, 41, 4)] == [tests[done - done % 5] for done in range(8, 41, 4)]
 
 
 def test_every_option_reaches_the_recipe(tmp_path):
@@ -171,12 +186,47 @@ def test_compare_prints_a_table_and_json():
     mapl.run(small(network={"topology": {"name": "none"}}), "runs/control")
     out = cli("compare", "runs/ours", "runs/control")
     assert "mapl, no letters" in out
-    assert "is the control" in out
+    assert re.search(r"mapl, no letters +│.*│ +control │", out)
     arms = json.loads(cli("compare", "runs/ours", "runs/control", "--json"))
     gain = mapl.load("runs/ours").mean - mapl.load("runs/control").mean
     assert arms[0]["gain"]["mean"] == pytest.approx(gain)
     assert arms[0]["messages"] == 36
-    assert "no control given" in cli("compare", "runs/ours")
+    assert "no control" in cli("compare", "runs/ours")
+
+
+def test_compare_names_the_run_it_leaves_out_and_says_how_far_an_arm_came():
+    mapl.run(small(), "runs/stopped", stop=stop_after(2))
+    mapl.run(small(), "runs/whole")
+    mapl.run(small(network={"topology": {"name": "none"}}), "runs/control", stop=stop_after(1))
+    result = CliRunner().invoke(app, ["compare", "runs/stopped", "runs/whole", "runs/control"])
+    assert result.stderr == (
+        "warning: run 'runs/stopped' (2 of 3 rounds) is left out: 'runs/whole' (3 of 3 rounds) has the same recipe and "
+        "seed\n"
+    )
+    assert f"{100 * mapl.load('runs/whole').mean:.1f}" in result.stdout
+    assert "mapl, no letters (1 of 3 rounds)" in result.stdout
+
+
+ESTIMATE = Estimate(0.7123, 0.1234)
+WIDE_ARM = Arm(
+    *("mapl, one backbone, method.graph.beta=0.2 (12 of 45 rounds)", "mapl", [0, 1, 2], 12, 45, ESTIMATE, 0.1012),
+    *(ESTIMATE, 0.71, 1_234_567.0, 2.0**33, 1234.0, False),
+)
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 120, 180])
+def test_the_table_of_compare_cuts_no_number_whatever_the_width(width):
+    out = io.StringIO()
+    Console(width=width, file=out).print(table([WIDE_ARM, replace(WIDE_ARM, gain=None)], width))
+    said = out.getvalue()
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= width
+    shown = {heading.strip() for heading in said.splitlines()[1].split("┃")} - {"", "run"}
+    assert {"acc. %", "gain"} <= shown
+    for title in shown:
+        assert CELLS[title](WIDE_ARM) in said
+    assert ({"MiB", "s"} <= shown) == (width >= 120)
+    assert ({"seeds", "std", "inside"} <= shown) == (width >= 80)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +294,7 @@ def test_help_names_every_command():
         (["run", "--method", "mapl+", "--set", "network.letter_limit=1000"], "network.letter_limit: got 1,000 bytes, but"),
         (["run", "--set", "network.topology.degree=10", "--topology", "regular"], "topology.degree is 10, but with 10 "),
         (["run", "--clients", "0"], "clients: got 0, but it should be greater than or equal to 1"),
-        (["run", "--name", "taken"], "'runs/taken' exists already; resume it, choose another --name, or give --overwrite"),
+        (["run", "--name", "taken"], "'runs/taken' is a run of another recipe (differs in "),
         (["run", "--method", "nowhere:Name"], "cannot import 'nowhere' of the import path 'nowhere:Name'"),
         (["resume", "nowhere"], "'nowhere' is not the folder of a run: it has no recipe.toml"),
         (["compare", "nowhere"], "'nowhere' is not the folder of a run: it has no recipe.toml"),
@@ -269,6 +319,17 @@ def test_a_run_whose_checkpoints_are_all_damaged(capsys, monkeypatch):
     error = refused(capsys, monkeypatch, "resume", "run")
     assert "error: no checkpoint in 'run/checkpoints' is whole; start the run anew with --overwrite" in error
     assert error.count("warning: checkpoint") == 2
+
+
+@pytest.mark.parametrize("out", ["taken", "taken/deep", "blocked"])
+def test_a_report_that_cannot_be_written(out, capsys, monkeypatch):
+    mapl.run(small("local"), "run")
+    Path("taken").touch()
+    Path("blocked/report.html").mkdir(parents=True)
+    error = refused(capsys, monkeypatch, "report", "run", "--out", out)
+    assert error.startswith(f"error: report '{out}' could not be written (")
+    assert error.endswith("; choose another folder\n")
+    assert error.count("\n") == 1
 
 
 def test_a_wrong_option_is_typers_own_error(capsys, monkeypatch):
