@@ -1,0 +1,186 @@
+"""Many runs at once: Ctrl-C, going on, and what is refused before anything is trained; and what `mapl demo` asks for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import mapl
+import mapl.cli
+from conftest import SMALL, command, in_child, small
+from mapl.cli.app import app
+from mapl.cli.jobs import Job, carry_out
+from mapl.recipe import Tree, merge
+
+LONG: Tree = merge(SMALL, {"rounds": 200, "model": {"backbones": ["mlp"]}}) | {
+    "evaluate": {"every": 100},
+    "checkpoint": {"every": 1000},
+}
+ENDLESS: Tree = merge(LONG, {"train": {"epochs": 10**9}})
+"""Its first round does not end, so nothing but an end by force ends it."""
+
+
+def jobs(out: Path, tree: Tree, count: int) -> list[Job]:
+    return [Job("small", merge(tree, {"seed": seed}), out / str(seed)) for seed in range(count)]
+
+
+def as_a_command(jobs: list[Job], output: Path) -> None:
+    """`carry_out` as the leader of a process group, which is what a terminal's Ctrl-C goes to; for use in a child."""
+    os.setsid()
+    multiprocessing.current_process().daemon = False  # those may have no children
+    mapl.cli.main = lambda: carry_out(jobs)
+    command([], output)
+
+
+@contextmanager
+def started(jobs: list[Job], output: Path) -> Iterator[ForkServerProcess]:
+    """The command in a child; whatever comes of a test, nothing is left of it."""
+    child = in_child(as_a_command, jobs, output)
+    try:
+        yield child
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def processes_of(group: int) -> int:
+    """How many there are: the parent, its workers, and the one in which multiprocessing keeps count of semaphores."""
+    return sum(_group_of(path) == group for path in Path("/proc").glob("[0-9]*/stat"))
+
+
+def _group_of(stat: Path) -> int | None:
+    with suppress(OSError):  # it ended meanwhile
+        state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+        return None if state == "Z" else int(group)  # one that ended may wait long for its parent to take note
+    return None
+
+
+def test_ctrl_c_saves_what_runs_begins_nothing_and_the_same_command_goes_on(tmp_path):
+    many, out = jobs(tmp_path / "runs", LONG, 3 + (os.cpu_count() or 1)), tmp_path / "out.txt"
+    with started(many, out) as child:
+        until(lambda: any((job.folder / "history.jsonl").exists() for job in many))
+        os.killpg(child.pid, signal.SIGINT)
+        child.join(60)
+    assert child.exitcode == 130
+    assert out.read_text().endswith("stopped and saved; the same command goes on from here\n")
+    assert "Traceback" not in out.read_text()
+    assert not many[-1].folder.exists(), "what had not begun does not begin"
+    begun = [(job, mapl.load(job.folder)) for job in many if job.folder.exists()]
+    for job, record in begun:
+        assert f"{len(record.rounds):06}" in max((job.folder / "checkpoints").iterdir()).name
+    # One alone, because a test has no time for all of them.
+    job, before = next((job, record) for job, record in begun if not record.finished)
+    with started([job], out) as child:
+        child.join(60)
+    assert child.exitcode == 0, out.read_text()
+    after = mapl.load(job.folder)
+    assert after.finished
+    assert after.times[: len(before.times)] == before.times, "not begun anew: no two runs take the same time"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
+@pytest.mark.parametrize("training", [False, True])
+def test_a_second_ctrl_c_ends_all_at_once_and_prints_no_traceback(training, tmp_path):
+    """Also while the workers still import what they need, which is when Python would print tracebacks."""
+    two, out = jobs(tmp_path / "runs", ENDLESS, 2), tmp_path / "out.txt"
+    with started(two, out) as child:
+        until(lambda: processes_of(child.pid) >= 3)
+        until(lambda: not training or any((job.folder / "recipe.toml").exists() for job in two))
+        os.killpg(child.pid, signal.SIGINT)
+        until(lambda: "finishing this round" in out.read_text())
+        os.killpg(child.pid, signal.SIGINT)
+        child.join(20)
+        assert child.exitcode == 130
+        until(lambda: processes_of(child.pid) == 0, 10)
+    assert out.read_text().endswith("stopped at once; the same command goes on from the last checkpoints\n")
+    assert "Traceback" not in out.read_text()
+
+
+def test_a_run_that_fails_stops_the_others_and_is_what_is_said(tmp_path):
+    (tmp_path / "0" / "other").mkdir(parents=True)
+    with pytest.raises(mapl.MaplError, match="is not the folder of a run"):
+        carry_out(jobs(tmp_path, LONG, 2))
+    assert not (tmp_path / "1").exists() or not mapl.load(tmp_path / "1").finished
+
+
+def test_a_run_of_another_recipe_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("mapl.cli.jobs.ProcessPoolExecutor", pytest.fail)
+    mapl.run(small(seed=1), tmp_path / "1")
+    with pytest.raises(mapl.MaplError, match="is a run of another recipe: choose another --out, or remove it"):
+        carry_out(jobs(tmp_path, LONG, 2))
+
+
+# mapl demo
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch) -> list[Job]:
+    """What `mapl demo` asks for; it gets the same arms, but much smaller."""
+    monkeypatch.chdir(tmp_path)
+    found: list[Job] = []
+
+    def carry_out(jobs: list[Job]) -> None:
+        found.extend(jobs)
+        for job in jobs:
+            recipe = job.recipe()
+            parts = {"method": recipe.method.model_dump(), "network": recipe.network.model_dump()}
+            base = {"method": {"name": recipe.method.name}}
+            mapl.run(
+                mapl.Recipe.of(**merge({**SMALL, **base}, {**parts, "seed": recipe.seed, "rounds": 1})), job.folder
+            )
+
+    monkeypatch.setattr("mapl.cli.demo.carry_out", carry_out)
+    return found
+
+
+@pytest.fixture
+def introductions(monkeypatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr("mapl.report.write_report", lambda *_, introduction, **__: found.append(introduction))
+    return found
+
+
+def demo(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["demo", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_quick_demo_has_a_folder_of_its_own_and_says_that_it_finds_nothing(asked, introductions):
+    out = demo("--quick")
+    assert {job.folder.parent for job in asked} == {Path("runs/demo-quick")}
+    assert {(job.recipe().seed, job.recipe().rounds) for job in asked} == {(0, 12), (1, 12)}
+    said = "12 rounds of 45 only show that it works: what each part of MAPL adds is found out without --quick."
+    assert introductions == [said]
+    assert out.count(said) == 1
+    assert "points of accuracy" not in out
+
+
+def test_a_quick_demo_takes_as_many_seeds_as_are_asked_for(asked, introductions):
+    demo("--quick", "--seeds", "1", "--out", "elsewhere")
+    assert {job.recipe().seed for job in asked} == {0}
+    assert {job.folder.parent for job in asked} == {Path("elsewhere")}
+
+
+def test_the_whole_demo_says_what_each_part_adds(asked, introductions):
+    out = demo()
+    assert {job.folder.parent for job in asked} == {Path("runs/demo")}
+    assert {(job.recipe().seed, job.recipe().rounds) for job in asked} == {(0, 45), (1, 45), (2, 45)}
+    assert out.count("points of accuracy") == introductions[0].count("points of accuracy") == 4
+    assert "only show that it works" not in out
