@@ -17,7 +17,7 @@ from typing import Any
 from mapl.clusters import share_inside
 from mapl.control import is_control, twins
 from mapl.history import Record
-from mapl.recipe import Recipe
+from mapl.recipe import Recipe, flat
 
 
 @dataclass(frozen=True)
@@ -179,34 +179,27 @@ def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
 
 def _labels(recipes: Sequence[Recipe]) -> list[str]:
     """What distinguishes each arm from the others, in words."""
-    flat = [_flat(_tree(recipe)) for recipe in recipes]
+    flats = [flat(_tree(recipe)) for recipe in recipes]
     differing = [
-        k for k in (flat[0] if flat else ()) if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flat}) > 1
+        k for k in (flats[0] if flats else ()) if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flats}) > 1
     ]
     labels = []
-    for recipe, values in zip(recipes, flat, strict=True):
+    for recipe, values in zip(recipes, flats, strict=True):
         notes = [_DISTINCTIVE[key](values.get(key)) for key in differing]
         control = ["no letters"] if is_control(recipe) and recipe.method.name != "local" else []
         labels.append(", ".join([recipe.method.name, *notes, *control]))
-    return _distinct(labels, flat)
+    return _distinct(labels, flats)
 
 
-def _distinct(labels: list[str], flat: list[dict[str, Any]]) -> list[str]:
+def _distinct(labels: list[str], flats: list[dict[str, Any]]) -> list[str]:
     """Labels that are still equal get the keys that tell their recipes apart."""
     result = []
-    for label, values in zip(labels, flat, strict=True):
-        twins = [f for other, f in zip(labels, flat, strict=True) if other == label]
+    for label, values in zip(labels, flats, strict=True):
+        twins = [f for other, f in zip(labels, flats, strict=True) if other == label]
         keys = [k for k in values if any(f.get(k) != values[k] for f in twins)]
         notes = [str(values[k]) if k == "network.topology.name" else f"{k}={values[k]}" for k in keys]
         result.append(", ".join([label, *notes]))
     return result
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 _DISTINCTIVE: dict[str, Callable[[Any], str]] = {

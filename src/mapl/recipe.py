@@ -166,9 +166,9 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     tree = merge(stack[0][1], given)
     source = " and ".join(origin for origin, _ in layers) or "defaults"
     recipe = validated(tree, source)
-    origins = {key: origin for origin, layer in stack for key in _leaves(layer)}
+    origins = {key: origin for origin, layer in stack for key in flat(layer)}
     # A list or a table given whole is the origin of everything below its key.
-    return recipe, {key: _origin(key, origins) for key in _leaves(recipe.model_dump(mode="json"))}
+    return recipe, {key: _origin(key, origins) for key in flat(recipe.model_dump(mode="json"))}
 
 
 def _ready_for(over: Tree, given: Tree) -> Tree:
@@ -272,12 +272,12 @@ def _expand_names(layer: Tree) -> Tree:
     return {k: {"name": v} if k in ("method", "data") and isinstance(v, str) else v for k, v in layer.items()}
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a tree by their dotted keys; an empty table is a value."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
 
 
 def _origin(key: str, origins: Provenance) -> str:

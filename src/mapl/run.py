@@ -20,7 +20,7 @@ from mapl.errors import MaplError
 from mapl.files import only_writer, write_aside
 from mapl.history import CLIENTS, HISTORY, PROFILE, RECIPE, TIMES, Record, Round, encode_all, load, load_recipe
 from mapl.model import Backbone
-from mapl.recipe import Recipe, to_toml
+from mapl.recipe import Recipe, flat, to_toml
 from mapl.round import budget_is_spent, is_tested, play_round
 from mapl.world import World, build_world, cards, given_in_python, restore, saved_state
 
@@ -169,17 +169,9 @@ def _another_recipe(folder: Path, recipe: Recipe) -> str:
     there = load_recipe(folder)
     if there.fingerprint() == recipe.fingerprint():
         return ""
-    old, new = (dict(_settings(made.model_dump(mode="json"))) for made in (there, recipe))
+    old, new = (flat(made.model_dump(mode="json")) for made in (there, recipe))
     keys = [key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "name"]
     return f"differs in {', '.join(sorted(keys)[:3])}{', …' if len(keys) > 3 else ''}"
-
-
-def _settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def _cut_to(folder: Path, world: World) -> None:

@@ -21,7 +21,7 @@ import mapl.methods
 from mapl.data.partition import SCENARIOS
 from mapl.network import TOPOLOGIES
 from mapl.plugins import known, summary
-from mapl.recipe import Recipe, settings_class
+from mapl.recipe import Recipe, flat, settings_class
 
 INTRODUCTION = """\
 # The recipe
@@ -165,17 +165,9 @@ def _suggestions() -> Iterator[str]:
         "These take the place of the defaults above when the data set is named; a recipe goes over them.\n"
     )
     for name, source in known(mapl.data.sources).items():
-        rows = [(f"`{key}`", _value(value)) for key, value in _leaves(getattr(source, "suggests", {}))]
+        rows = [(f"`{key}`", _value(value)) for key, value in flat(getattr(source, "suggests", {})).items()]
         body = _table(("key", "suggested"), rows) if rows else "Nothing: the defaults hold."
         yield f"### `{name}`\n\n{summary(source)}.\n\n{body}\n"
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _names() -> Iterator[str]:
