@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import NoReturn
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mapl.cli.progress import Interrupt
+from mapl.engine.workers import cores
 from mapl.errors import MaplError
 from mapl.history import HISTORY, RECIPE, load, load_recipe
 from mapl.recipe import Recipe, Tree, compose
@@ -70,11 +70,10 @@ def _leave(words: str) -> NoReturn:
 
 def _in_processes(jobs: Sequence[Job], interrupt: Callable[[], bool]) -> list[Future[None]]:
     """Every job's future, done: with its run, its error, or nothing where Ctrl-C came first."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # A fresh process has no threads that a fork could tear apart.
     context = multiprocessing.get_context("spawn")
     stop, others = context.Event(), set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(cores, len(jobs)), context, _begin, (stop,))
+    pool = ProcessPoolExecutor(min(cores(), len(jobs)), context, _begin, (stop,))
     try:
         with _watching(jobs) as watch:
             with _ctrl_c_held_back():

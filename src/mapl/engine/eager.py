@@ -63,8 +63,7 @@ class EagerEngine(Engine):
                 keyed(client.model, self._keys)
 
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
-        with self.arithmetic():
-            return self._each(clients, lambda client: self.train(client, round), lambda c: c.id not in self._quiet)
+        return self._each(clients, lambda client: self.train(client, round), lambda c: c.id not in self._quiet)
 
     def _each(
         self, clients: Sequence[Client], work: Callable[[Client], Result], in_turn: Callable[[Client], bool]
@@ -83,6 +82,7 @@ class EagerEngine(Engine):
         client.model.train()
         totals: dict[str, Tensor] = {}
         with ExitStack() as stack:
+            stack.enter_context(self.arithmetic())
             if client.id not in self._quiet:
                 # Layers that draw for themselves (dropout) read the global generator: lend it a key of ours.
                 stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
@@ -145,11 +145,11 @@ class EagerEngine(Engine):
         pixels = self._on_device(client, "test").pixels
         # The recipe's own images in batches of their own: what comes after them cannot change how they are rounded.
         parts = [*torch.split(pixels[: client.tests], TEST_BATCH), *torch.split(pixels[client.tests :], TEST_BATCH)]
-        return torch.cat([client.model.embed(self.augmentation.normalise(part)) for part in parts if len(part)])
+        with self.arithmetic():
+            return torch.cat([client.model.embed(self.augmentation.normalise(part)) for part in parts if len(part)])
 
     def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
-        with self.arithmetic():
-            return self._each(clients, self.evaluate, lambda client: False)
+        return self._each(clients, self.evaluate, lambda client: False)
 
     @torch.no_grad()
     def evaluate(self, client: Client) -> Tensor:

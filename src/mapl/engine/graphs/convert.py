@@ -62,16 +62,14 @@ def grouped(module: nn.Module, name: str, stack: Stack) -> fx.GraphModule:
 def _traced(module: nn.Module) -> fx.GraphModule:
     """What a network does, if it does the same in training and in tests."""
     training, found = module.training, []
-    try:
-        with no_draws():
+    with no_draws():
+        try:
             for mode in (False, True):
                 found.append(fx.symbolic_trace(module.train(mode)))
-    except CannotGroup:
-        raise
-    except Exception as error:  # whatever a user's forward raises when it is given a stand-in for a tensor
-        raise CannotGroup(f"it cannot be traced ({error})") from error
-    finally:
-        module.train(training)
+        except Exception as error:  # whatever a user's forward raises when it is given a stand-in for a tensor
+            raise CannotGroup(f"it cannot be traced ({error})") from error
+        finally:
+            module.train(training)
     if found[0].code != found[1].code:
         raise CannotGroup("it does something else in training than in tests")
     return found[1]
