@@ -37,7 +37,9 @@ def world_of(name: str, over: dict[str, Any]) -> World:
     """Clients of one architecture; without batch normalisation, whose running statistics are an engine's concern."""
     if name == "flt":
         pytest.importorskip("umap")
-    world = build_world(small(name, clients=CLIENTS, method=over, model={"backbones": ["mlp"]}))
+    world = build_world(
+        small(name, clients=CLIENTS, method=over, model={"backbones": ["mlp"]}, engine={"device": "cpu"})
+    )
     for client in world.clients:
         torch.manual_seed(client.id)
         client.model.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))

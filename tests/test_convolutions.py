@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 pytest.importorskip("triton")
 
 from mapl.engine.graphs.convolutions import Depthwise, OneByOne, Products, Sizes, Stem
+from mapl.engine.graphs.layers import AveragePool, MaxPool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -64,11 +66,72 @@ def test_the_librarys_are_too(shape):
 
 def test_without_a_way_back_to_the_images_filters_still_learn():
     assert case(Products, 2, 3, 8, 8, (5, 5), 3, 1, 1, want=False) < 2e-6
-    assert case(Stem, 2, 3, 3, 8, (9, 9), 3, 2, 1, want=False) < 2e-6
 
 
-def test_a_filter_a_channel():
-    assert case(Depthwise, 2, 3, 12, 12, (6, 6), 3, 2, 1, groups=12) < 2e-6
+STEMS = [
+    (2, 3, 3, 8, (9, 9), 3, 2, 1),
+    (2, 2, 3, 20, (12, 10), 7, 2, 3),
+    (1, 3, 1, 24, (6, 6), 3, 1, 1),
+    (2, 2, 4, 8, (7, 5), 2, 1, 0),
+    (1, 2, 2, 70, (8, 8), 5, 4, 0),  # rows that no filter reaches, more filters than a block has
+    (2, 40, 3, 8, (8, 8), 3, 1, 1),  # so many places that the filters' sums are split
+]
+
+
+@pytest.mark.parametrize("shape", STEMS, ids=str)
+def test_stems_of_few_channels(shape):
+    assert case(Stem, *shape, want=False) < 2e-6
+
+
+DEPTHWISE = [
+    (2, 3, 12, 12, (6, 6), 3, 2, 1, 12),
+    (3, 2, 10, 10, (5, 4), 3, 1, 1, 10),  # channels by the two, a program with places of several images
+    (1, 2, 70, 70, (4, 4), 5, 1, 2, 70),
+    (2, 20, 8, 8, (6, 6), 3, 1, 1, 8),  # so many places that the filters' sums are split
+]
+
+
+@pytest.mark.parametrize("shape", DEPTHWISE, ids=str)
+def test_a_filter_a_channel(shape):
+    assert case(Depthwise, *shape) < 2e-6
+
+
+POOLS = [
+    (8, (6, 6), 3, 2, 1, False),
+    (10, (5, 7), 3, 1, 1, False),
+    (3, (7, 7), 2, 2, 1, True),
+    (70, (4, 4), 2, 1, 1, False),
+]
+
+
+@pytest.mark.parametrize(("channels", "image", "k", "stride", "padding", "ceil"), POOLS, ids=str)
+def test_maximum_pooling_is_torchs(channels, image, k, stride, padding, ceil):
+    draw = torch.Generator().manual_seed(channels)
+    x = torch.randint(0, 5, (30, channels, *image), generator=draw).float()  # with many that are equal
+    x[0, 0, 0, 0] = torch.nan
+    given, exact = x.to(DEVICE, copy=True).requires_grad_(), x.double().requires_grad_()
+    y = MaxPool(nn.MaxPool2d(k, stride, padding, ceil_mode=ceil))(given)
+    want = F.max_pool2d(exact, k, stride, padding, ceil_mode=ceil)
+    dy = torch.randn(want.shape, generator=draw, dtype=torch.float64)
+    y.backward(dy.to(DEVICE, torch.float32))
+    want.backward(dy)
+    assert torch.equal(y.detach().cpu().double().nan_to_num(7), want.detach().nan_to_num(7))
+    assert torch.allclose(given.grad.cpu().double(), exact.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("image", "size"), [((17, 17), 3), ((5, 8), (2, 3)), ((4, 4), (None, 1)), ((2, 3), 4)], ids=str
+)
+def test_average_pooling_is_torchs(image, size):
+    draw = torch.Generator().manual_seed(7)
+    x = torch.randn(3, 10, *image, generator=draw)
+    given, exact = x.to(DEVICE, copy=True).requires_grad_(), x.double().requires_grad_()
+    y, want = AveragePool(nn.AdaptiveAvgPool2d(size))(given), F.adaptive_avg_pool2d(exact, size)
+    dy = torch.randn(want.shape, generator=draw, dtype=torch.float64)
+    y.backward(dy.to(DEVICE, torch.float32))
+    want.backward(dy)
+    for found, sure in ((y.detach(), want.detach()), (given.grad, exact.grad)):
+        assert torch.allclose(found.cpu().double(), sure, atol=1e-6)
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="each example would be compiled anew")

@@ -1,16 +1,23 @@
-"""The three losses that MAPL adds to cross-entropy: plain functions of tensors.
+"""Cross-entropy, and the three losses that MAPL adds to it: plain functions of tensors.
 
-Each comes in two forms. "paper" is the equation as printed; "released" is what the authors' released program computes,
-which made the published numbers and differs from the print.
+Each of the three comes in two forms. "paper" is the equation as printed; "released" is what the authors' released
+program computes, which made the published numbers and differs from the print.
 
 Every function is made of tensor operations of fixed shape, and no value is read back to Python: a training step that
 calls them can be captured once and replayed. They compute in the precision they are given; at a high temperature the
 differences between logits are small (1/τ), so projections are best given in float32.
+
+An engine may have faster ways to compute the same functions; within `computed_by` they are used.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Literal, ParamSpec, get_args
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +33,43 @@ FORMS: tuple[Form, ...] = get_args(Form)
 SHORTEST = 1e-12
 """A vector shorter than this counts as zero: it has no direction, and its cosine with anything is 0."""
 
+Way = Callable[..., Tensor | None]
+"""Another way to compute a loss of this module, called as that is; None where it cannot take what it is given."""
 
+_ways: ContextVar[Mapping[str, Way]] = ContextVar("ways", default=MappingProxyType({}))
+
+P = ParamSpec("P")
+
+
+@contextmanager
+def computed_by(ways: Mapping[str, Way]) -> Iterator[None]:
+    """Within it, and in this thread alone, the losses that are named in `ways` are computed so."""
+    before = _ways.set(ways)
+    try:
+        yield
+    finally:
+        _ways.reset(before)
+
+
+def _replaceable(plain: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """A loss that `computed_by` may replace."""
+
+    @functools.wraps(plain)
+    def loss(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        way = _ways.get().get(plain.__name__)
+        found = None if way is None else way(*args, **kwargs)
+        return plain(*args, **kwargs) if found is None else found
+
+    return loss
+
+
+@_replaceable
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """−1/|Q| Σ_q log softmax(o_q)_{y_q}, for logits o (B, K) and labels y (B,), integers below K: a scalar."""
+    return F.cross_entropy(logits, labels)
+
+
+@_replaceable
 def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float, form: Form) -> Tensor:
     """Sample-to-sample loss l_cont (section "Peer-to-Peer Learning of Personalized Models", eq:cont).
 
@@ -65,6 +108,7 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
     raise unknown("form", form, FORMS)
 
 
+@_replaceable
 def prototype_contrastive(
     projections: Tensor, labels: Tensor, prototypes: Tensor, temperature: float, form: Form
 ) -> Tensor:
@@ -91,6 +135,7 @@ def prototype_contrastive(
     raise unknown("form", form, FORMS)
 
 
+@_replaceable
 def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> Tensor:
     """Uniformity loss l_uni, which keeps prototypes apart (section "Peer-to-Peer Learning…", eq:uni).
 

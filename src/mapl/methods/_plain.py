@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from mapl.client import Client
+from mapl.losses import cross_entropy
 from mapl.methods._base import Centralised, Method, S
 from mapl.methods._mixing import flatten, load_flat
 from mapl.network import Inbox, Letter

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import mse_loss
 
 from mapl.client import Client, Server
-from mapl.losses import supervised_contrastive
+from mapl.losses import cross_entropy, supervised_contrastive
 from mapl.methods._base import Centralised, MethodSettings
 from mapl.methods._mixing import flatten, load_flat, weighted_mean
 from mapl.network import Inbox, Letter

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from mapl.client import Client, Server
+from mapl.losses import cross_entropy
 from mapl.methods._base import Centralised, MethodSettings
 from mapl.network import Inbox, Letter
 

@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from mapl.client import Client
 from mapl.clock import part
 from mapl.graph import GraphSettings, learn_rows, similarities
-from mapl.losses import Form, prototype_contrastive, prototype_uniformity, supervised_contrastive
+from mapl.losses import Form, cross_entropy, prototype_contrastive, prototype_uniformity, supervised_contrastive
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods._circles import Circles, groups
 from mapl.methods._mixing import alone

@@ -246,7 +246,8 @@ class GraphEngine(Engine):
     def _train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
         present = {c.id for c in clients}
         found: dict[int, tuple[list[str], Tensor, int, int]] = {}
-        for wave in self._waves(present):
+        waves = self._waves(present)
+        for wave in waves:
             # A profile waits for the GPU at the borders of parts: all are fed before anybody learns. Otherwise each
             # slot goes off as soon as it is fed.
             if profiled():
@@ -258,6 +259,8 @@ class GraphEngine(Engine):
                     self._replay(slot, chunk, round)
                     self._leave(slot, chunk, found)
         self._draw_ahead(clients, round + 1)
+        if not profiled() and waves:
+            self._feed_ahead(waves[0], round + 1)
         alone = [c for family in self.families if family.eager for c in family.clients if c.id in present]
         losses = {client.id: self.eager.train(client, round) for client in alone}
         self._join()
@@ -275,8 +278,8 @@ class GraphEngine(Engine):
         """All families' turns side by side."""
         turns = [turn for family in self.families if family.slots and (turn := family.turns(present))]
         longest = max(map(len, turns), default=0)
-        # Groups first: theirs are the long rows of small kernels, and what fills the GPU alone runs beside them.
-        turns.sort(key=lambda turn: -turn[0][0][0].size)
+        # The longest chains of small kernels first; what fills the GPU alone runs beside them.
+        turns.sort(key=lambda turn: turn[0][0][0].priority)
         return [[job for turn in turns if i < len(turn) for job in turn[i]] for i in range(longest)]
 
     def _feed(self, wave: list[tuple[Slot, list[Client]]], round: int) -> None:
@@ -294,6 +297,14 @@ class GraphEngine(Engine):
             for g, client in enumerate(chunk):
                 zeros = torch.zeros_like(slot.moments[:, g])
                 slot.load_moments(g, *self.moments.get(client.id, (zeros, 0)))
+        self._fill(slot, chunk, round)
+
+    def _fill(self, slot: Slot, chunk: list[Client], round: int) -> None:
+        """The images and labels of some clients' round, unless they are there already."""
+        wanted = round, [client.id for client in chunk]
+        if slot.filled == wanted:
+            return
+        slot.filled = None
         for g, client in enumerate(chunk):
             batches, uniforms = self._draws(client, round)
             index = batches.to(self.device, non_blocking=True) + self.train_pool.start[client.id]
@@ -307,6 +318,13 @@ class GraphEngine(Engine):
             else:
                 made = self.augmentation.apply(self.train_pool.pixels[index.flatten()], uniforms)
                 out.copy_(made.permute(0, 2, 3, 1))
+        slot.filled = wanted
+
+    def _feed_ahead(self, wave: list[tuple[Slot, list[Client]]], round: int) -> None:
+        """The images of the next round's first wave, in each slot as soon as it is done, while others still learn."""
+        for slot, chunk in wave:
+            with slot.lane():
+                self._fill(slot, chunk, round)
 
     def _replay(self, slot: Slot, chunk: list[Client], round: int) -> None:
         """All steps of a slot; the GPU works on them while the next slot is fed."""

@@ -17,15 +17,17 @@ from typing import Any
 import triton
 import triton.language as tl
 
-_locks: dict[int, threading.Lock] = {}
+_locks: dict[Any, threading.Lock] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Start a kernel. Several threads may, while they warm up; the first builds it, and the others wait for that."""
-    with _locks.setdefault(id(kernel), threading.Lock()):
+    with _locks.setdefault((id(kernel), *constants.values()), threading.Lock()):
         kernel[grid](*arguments, **constants)
 
 
+GEOMETRY = ["H", "W", "HO", "WO", "SHIFT", "P"]
+"""Sizes that a kernel is not built for: building takes longer than it would gain."""
 WHOLE = tl.constexpr(0)
 """A normalisation in one kernel: all rows of a channel fit into one block."""
 PARTS = tl.constexpr(1)
@@ -152,9 +154,9 @@ def bias_forward(
 
 @triton.jit
 def bias_backward(
-    y, dy, dx, parts, R, C, RELU: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+    y, dy, dx, parts, R, C, row, RELU: tl.constexpr, STEPS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """dx = dy where y > 0, and its sums over STEPS blocks of rows: parts (G, blocks, C), to be added up in order."""
+    """dx = dy where y > 0, and its sums over STEPS blocks of rows: parts (G, blocks, C), members `row` apart."""
     g = tl.program_id(2).to(tl.int64)
     block = tl.program_id(1)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -168,33 +170,47 @@ def bias_backward(
             d = tl.where(tl.load(y + at, inside, 0).to(tl.float32) > 0, d, 0.0)
             tl.store(dx + at, d.to(dx.dtype.element_ty), inside)
         total += d
-    tl.store(parts + (g * tl.num_programs(1) + block) * C + c, tl.sum(total, 0), c < C)
+    tl.store(parts + g * row + block * C + c, tl.sum(total, 0).to(parts.dtype.element_ty), c < C)
 
 
 @triton.jit
 def _places(total, C, H, W, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """A program's places in all images: (image, row, column), channels, where they are in memory, and a mask."""
+    """A program's places in a member's images: (image, row, column), channels, where in memory, and a mask.
+
+    Images are counted from the program's first, whose number among all is returned too: so places fit into 32 bits.
+    """
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    first = tl.program_id(0) * BLOCK_P // (H * W)
     ok = (p < total)[:, None] & (c < C)[None, :]
-    w, h, n = p % W, p // W % H, p // W // H
-    return n[:, None].to(tl.int64), h[:, None], w[:, None], c[None, :], p[:, None].to(tl.int64) * C + c[None, :], ok
+    n, h, w = p // W // H - first, p // W % H, p % W
+    return (
+        (tl.program_id(2).to(tl.int64) * (total // (H * W)) + first),
+        n[:, None],
+        h[:, None],
+        w[:, None],
+        c[None, :],
+        ok,
+    )
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P", "total"])
+@triton.jit(do_not_specialize=["total", "C_BY_ALIGN", *GEOMETRY])
 def pool_forward(
-    x, y, which, total, C, H, W, HO, WO, SHIFT, P, K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
+    x, y, which, total, C_BY_ALIGN, H, W, HO, WO, SHIFT, P,
+    ALIGN: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Maximum over windows of K × K, 2^SHIFT apart, and which of its places it stood at (the first of equals)."""
-    n, ho, wo, c, at, ok = _places(total, C, HO, WO, BLOCK_P, BLOCK_C)
-    x += n * H * W * C + c
+    C = C_BY_ALIGN * ALIGN
+    first, n, ho, wo, c, ok = _places(total, C, HO, WO, BLOCK_P, BLOCK_C)
+    x += first * H * W * C
+    at = first * HO * WO * C + ((n * HO + ho) * WO + wo) * C + c
     best = tl.full([BLOCK_P, BLOCK_C], float("-inf"), tl.float32)
     place = tl.zeros([BLOCK_P, BLOCK_C], tl.int32)
     for tap in range(K * K):
         h = (ho << SHIFT) - P + tap // K
         w = (wo << SHIFT) - P + tap % K
         inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        value = tl.load(x + (h * W + w) * C, inside, float("-inf")).to(tl.float32)
+        value = tl.load(x + ((n * H + h) * W + w) * C + c, inside, float("-inf")).to(tl.float32)
         larger = (value > best) | (value != value)  # a NaN stays, as it does in torch
         place = tl.where(larger, tap, place)
         best = tl.where(larger, value, best)
@@ -202,97 +218,139 @@ def pool_forward(
     tl.store(which + at, place.to(tl.uint8), ok)
 
 
-@triton.jit
-def _reader(up, left, HO, WO, SHIFT):
-    """Where the window or filter stands that reads a place at this tap, and whether there is one."""
-    stands = (up >= 0) & (left >= 0) & (up >> SHIFT << SHIFT == up) & (left >> SHIFT << SHIFT == left)
-    return (up >> SHIFT) * WO + (left >> SHIFT), stands & (up >> SHIFT < HO) & (left >> SHIFT < WO)
-
-
-@triton.jit(do_not_specialize=["SHIFT", "P", "total"])
+@triton.jit(do_not_specialize=["total", "C_BY_ALIGN", *GEOMETRY])
 def pool_backward(
-    dy, which, dx, total, C, H, W, HO, WO, SHIFT, P, K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
+    dy, which, dx, total, C_BY_ALIGN, H, W, HO, WO, SHIFT, P,
+    ALIGN: tl.constexpr, K: tl.constexpr, WINDOWS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Each place gathers from the windows in which it was the largest: no two programs write to one place."""
-    n, h, w, c, at, ok = _places(total, C, H, W, BLOCK_P, BLOCK_C)
-    dy += n * HO * WO * C + c
-    which += n * HO * WO * C + c
+    """Each place gathers from the windows in which it was the largest: no two programs write to one place.
+
+    At most WINDOWS = ⌈K / 2^SHIFT⌉ windows a direction have a place in them.
+    """
+    C = C_BY_ALIGN * ALIGN
+    first, n, h, w, c, ok = _places(total, C, H, W, BLOCK_P, BLOCK_C)
+    dy += first * HO * WO * C
+    which += first * HO * WO * C
     gathered = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
-    for tap in range(K * K):
-        window, there = _reader(h + P - tap // K, w + P - tap % K, HO, WO, SHIFT)
-        there = there & ok
-        mine = tl.load(which + window * C, there, 255).to(tl.int32) == tap
-        gathered += tl.where(mine, tl.load(dy + window * C, there, 0).to(tl.float32), 0.0)
-    tl.store(dx + at, gathered.to(dx.dtype.element_ty), ok)
+    for back in range(WINDOWS * WINDOWS):
+        ho = (h + P >> SHIFT) - back // WINDOWS
+        wo = (w + P >> SHIFT) - back % WINDOWS
+        down, right = h + P - (ho << SHIFT), w + P - (wo << SHIFT)  # the place in that window
+        there = ok & (ho >= 0) & (ho < HO) & (wo >= 0) & (wo < WO) & (down < K) & (right < K)
+        at = ((n * HO + ho) * WO + wo) * C + c
+        mine = tl.load(which + at, there, 255).to(tl.int32) == down * K + right
+        gathered += tl.where(mine, tl.load(dy + at, there, 0).to(tl.float32), 0.0)
+    tl.store(dx + first * H * W * C + ((n * H + h) * W + w) * C + c, gathered.to(dx.dtype.element_ty), ok)
 
 
 @triton.jit
-def _line(W, C, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr):
-    """A program's part of one line of one image: columns (BLOCK_W, 1), channels (1, BLOCK_C), and a mask.
-
-    The image is the program's, so that its client's filters are read once for all of its places.
-    """
-    across = tl.cdiv(C, BLOCK_C)
-    w = tl.program_id(0) // across * BLOCK_W + tl.arange(0, BLOCK_W)
-    c = tl.program_id(0) % across * BLOCK_C + tl.arange(0, BLOCK_C)
-    return w[:, None], c[None, :], (w < W)[:, None] & (c < C)[None, :]
+def _share(o, size, made):
+    """Output o of `made` is the mean of the places from the first to before the second: as torch's adaptive pooling."""
+    return o * size // made, ((o + 1) * size + made - 1) // made
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P"])
-def depthwise_forward(
-    x, weight, y, images, row, C, H, W, HO, WO, SHIFT, P,
-    K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+@triton.jit(do_not_specialize=["total", "C_BY_ALIGN", "H", "W", "HO", "WO", "most"])
+def average_forward(
+    x, y, total, C_BY_ALIGN, H, W, HO, WO, most,
+    ALIGN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """One K × K filter a channel. `images` is how many a client has."""
-    wo, c, ok = _line(WO, C, BLOCK_W, BLOCK_C)
-    ho = tl.program_id(1) + tl.zeros([BLOCK_W, 1], tl.int32)
-    n = tl.program_id(2).to(tl.int64)
-    filters = weight + n // images * row + c * K * K
-    x += n * H * W * C
-    value = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    """Adaptive average pooling; a window has at most `most` × `most` places."""
+    C = C_BY_ALIGN * ALIGN
+    first, n, ho, wo, c, ok = _places(total, C, HO, WO, BLOCK_P, BLOCK_C)
+    x += first * H * W * C
+    top, bottom = _share(ho, H, HO)
+    left, right = _share(wo, W, WO)
+    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    for tap in range(most * most):
+        h, w = top + tap // most, left + tap % most
+        inside = ok & (h < bottom) & (w < right)
+        value += tl.load(x + ((n * H + h) * W + w) * C + c, inside, 0).to(tl.float32)
+    value = value / ((bottom - top) * (right - left)).to(tl.float32)
+    tl.store(y + first * HO * WO * C + ((n * HO + ho) * WO + wo) * C + c, value.to(y.dtype.element_ty), ok)
+
+
+@triton.jit(do_not_specialize=["total", "C_BY_ALIGN", "H", "W", "HO", "WO", "windows"])
+def average_backward(
+    dy, dx, total, C_BY_ALIGN, H, W, HO, WO, windows,
+    ALIGN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Each place gets its share from the windows that it is in, at most `windows` a direction."""
+    C = C_BY_ALIGN * ALIGN
+    first, n, h, w, c, ok = _places(total, C, H, W, BLOCK_P, BLOCK_C)
+    dy += first * HO * WO * C
+    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    for window in range(windows * windows):
+        ho, wo = h * HO // H + window // windows, w * WO // W + window % windows
+        top, bottom = _share(ho, H, HO)
+        left, right = _share(wo, W, WO)
+        inside = (ho < HO) & (wo < WO) & (h >= top) & (w >= left)
+        share = tl.where(inside, 1.0, 0.0) / ((bottom - top) * (right - left)).to(tl.float32)
+        value += share * tl.load(dy + ((n * HO + ho) * WO + wo) * C + c, ok & inside, 0).to(tl.float32)
+    tl.store(dx + first * H * W * C + ((n * H + h) * W + w) * C + c, value.to(dx.dtype.element_ty), ok)
+
+
+@triton.jit(do_not_specialize=["total", "C_BY_ALIGN", *GEOMETRY])
+def depthwise_forward(
+    x, weight, y, total, row, C_BY_ALIGN, H, W, HO, WO, SHIFT, P,
+    ALIGN: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One K × K filter a channel, at `total` places of each member."""
+    C = C_BY_ALIGN * ALIGN
+    first, n, ho, wo, c, ok = _places(total, C, HO, WO, BLOCK_P, BLOCK_C)
+    filters = weight + tl.program_id(2).to(tl.int64) * row + c * K * K
+    x += first * H * W * C
+    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for tap in range(K * K):
         h = (ho << SHIFT) - P + tap // K
         w = (wo << SHIFT) - P + tap % K
         inside = ok & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        pixel = tl.load(x + (h * W + w) * C + c, inside, 0).to(tl.float32)
+        pixel = tl.load(x + ((n * H + h) * W + w) * C + c, inside, 0).to(tl.float32)
         value += pixel * tl.load(filters + tap, c < C, 0).to(tl.float32)
-    tl.store(y + ((n * HO + ho) * WO + wo) * C + c, value.to(y.dtype.element_ty), ok)
+    tl.store(y + first * HO * WO * C + ((n * HO + ho) * WO + wo) * C + c, value.to(y.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P"])
+@triton.jit(do_not_specialize=["total", "C_BY_ALIGN", *GEOMETRY])
 def depthwise_backward(
-    dy, weight, dx, images, row, C, H, W, HO, WO, SHIFT, P,
-    K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+    dy, weight, dx, total, row, C_BY_ALIGN, H, W, HO, WO, SHIFT, P,
+    ALIGN: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """What each input gets back from the outputs that read it."""
-    w, c, ok = _line(W, C, BLOCK_W, BLOCK_C)
-    h = tl.program_id(1) + tl.zeros([BLOCK_W, 1], tl.int32)
-    n = tl.program_id(2).to(tl.int64)
-    filters = weight + n // images * row + c * K * K
-    dy += n * HO * WO * C
-    value = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
+    C = C_BY_ALIGN * ALIGN
+    first, n, h, w, c, ok = _places(total, C, H, W, BLOCK_P, BLOCK_C)
+    filters = weight + tl.program_id(2).to(tl.int64) * row + c * K * K
+    dy += first * HO * WO * C
+    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for tap in range(K * K):
-        output, there = _reader(h + P - tap // K, w + P - tap % K, HO, WO, SHIFT)
-        d = tl.load(dy + output * C + c, there & ok, 0).to(tl.float32)
+        up, left = h + P - tap // K, w + P - tap % K
+        ho, wo = up >> SHIFT, left >> SHIFT
+        # A place is under this tap of a filter only where the stride brings the filter there.
+        under = ok & (up >= 0) & (left >= 0) & (ho << SHIFT == up) & (wo << SHIFT == left) & (ho < HO) & (wo < WO)
+        d = tl.load(dy + ((n * HO + ho) * WO + wo) * C + c, under, 0).to(tl.float32)
         value += d * tl.load(filters + tap, c < C, 0).to(tl.float32)
-    tl.store(dx + ((n * H + h) * W + w) * C + c, value.to(dx.dtype.element_ty), ok)
+    tl.store(dx + first * H * W * C + ((n * H + h) * W + w) * C + c, value.to(dx.dtype.element_ty), ok)
 
 
-@triton.jit(do_not_specialize=["SHIFT", "P"])
+@triton.jit(do_not_specialize=["R", "C_BY_ALIGN", *GEOMETRY, "each"])
 def depthwise_weights(
-    x, dy, dweight, R, drow, C, H, W, HO, WO, SHIFT, P,
-    K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, dy, dweight, R, drow, C_BY_ALIGN, H, W, HO, WO, SHIFT, P, each,
+    ALIGN: tl.constexpr, K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The filters' gradient: a program a tap, a block of channels and a client. R = B · HO · WO."""
-    tap = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    """The filters' gradient at a tap and a block of channels: the sum over `each` of the R = B · HO · WO places.
+
+    dweight lies as (G, splits, C · K · K), its splits `drow` apart.
+    """
+    C = C_BY_ALIGN * ALIGN
+    across = tl.cdiv(C, BLOCK_C)
+    tap = tl.program_id(0) // across
+    c = tl.program_id(0) % across * BLOCK_C + tl.arange(0, BLOCK_C)
+    split = tl.program_id(1)
     g = tl.program_id(2).to(tl.int64)
     ok = c < C
     x += g * (R // (HO * WO)) * H * W * C
     dy += g * R * C
     total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
-    for start in range(0, R, BLOCK_R):
-        r = start + tl.arange(0, BLOCK_R)
+    for start in range(0, each, BLOCK_R):
+        r = split * each + start + tl.arange(0, BLOCK_R)
         h = ((r // WO) % HO << SHIFT) - P + tap // K
         w = (r % WO << SHIFT) - P + tap % K
         n = r // WO // HO
@@ -300,25 +358,8 @@ def depthwise_weights(
         mask = inside[:, None] & ok[None, :]
         pixel = tl.load(x + ((n * H + h) * W + w)[:, None] * C + c[None, :], mask, 0).to(tl.float32)
         total += pixel * tl.load(dy + r[:, None] * C + c[None, :], mask, 0).to(tl.float32)
-    tl.store(dweight + g * drow + c * K * K + tap, tl.sum(total, 0).to(dweight.dtype.element_ty), ok)
-
-
-@triton.jit(do_not_specialize=["total", "S", "P"])
-def columns(
-    x, y, total, C, H, W, HO, WO, S, P, K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    """The K × K × C values that a filter sees at each place, a row a place, filled up with zeros to WIDTH."""
-    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    k = tl.arange(0, BLOCK_K)
-    c, tap = k % C, k // C
-    top, left = p // WO % HO * S - P, p % WO * S - P
-    corner = (((p // WO // HO).to(tl.int64) * H + top) * W + left) * C  # of what is seen, maybe outside of the image
-    h, w = top[:, None] + (tap // K)[None, :], left[:, None] + (tap % K)[None, :]
-    ok = (p < total)[:, None]
-    inside = ok & (tap < K * K)[None, :] & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    value = tl.load(x + corner[:, None] + ((tap // K * W + tap % K) * C + c)[None, :], inside, 0)
-    tl.store(y + p[:, None].to(tl.int64) * WIDTH + k[None, :], value, ok & (k < WIDTH)[None, :])
+    dweight += (g * tl.num_programs(1) + split) * drow
+    tl.store(dweight + c * K * K + tap, tl.sum(total, 0).to(dweight.dtype.element_ty), ok)
 
 
 @triton.jit
@@ -346,29 +387,36 @@ def optimise(
     are taken in float64, since 1 − β^t loses most digits of float32.
     """
     g = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < n * tl.load(active + g).to(tl.int32)
-    is_low = ok & (i < n_low)
-    is_high = ok & (i >= n_low)
-    d = tl.load(grad_low + g * n_low + i, is_low, 0).to(tl.float32)
-    d += tl.load(grad_high + g * (n - n_low) + i - n_low, is_high, 0).to(tl.float32)
-    p = tl.load(flat + g * row + i, ok, 0)
-    if DECAYS:  # what has no gradient does not decay either
-        d += decay * p * tl.load(learns + i, ok, 0)
-    m = tl.load(first + g * n + i, ok, 0)
+    flat += g * row
+    low += g * n_low
+    grad_low += g * n_low
+    grad_high += g * (n - n_low)
+    first += g * n
+    second += g * n
     if ADAM:
         t = (tl.load(step + g) + 1).to(tl.float64)
         correction1 = (1 - tl.exp(t * LOG1)).to(tl.float32)
         correction2 = tl.sqrt(1 - tl.exp(t * LOG2)).to(tl.float32)
-        v = tl.load(second + g * n + i, ok, 0)
-        m = BETA1 * m + (1 - BETA1) * d
-        v = BETA2 * v + (1 - BETA2) * d * d
-        tl.store(second + g * n + i, v, ok)
-        p -= lr / correction1 * m / (tl.sqrt(v) / correction2 + eps)
-    else:
-        m = BETA1 * m + d
-        p -= lr * m
-    tl.store(first + g * n + i, m, ok)
-    tl.store(flat + g * row + i, p, ok)
-    if COPY:
-        tl.store(low + g * n_low + i, p.to(low.dtype.element_ty), is_low)
+    end = n * tl.load(active + g).to(tl.int32)
+    for start in range(tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        ok = i < end
+        is_low = ok & (i < n_low)
+        d = tl.load(grad_low + i, is_low, 0).to(tl.float32)
+        d += tl.load(grad_high + i - n_low, ok & (i >= n_low), 0).to(tl.float32)
+        p = tl.load(flat + i, ok, 0)
+        if DECAYS:  # what has no gradient does not decay either
+            d += decay * p * tl.load(learns + i, ok, 0)
+        m = tl.load(first + i, ok, 0)
+        if ADAM:
+            m = BETA1 * m + (1 - BETA1) * d
+            v = BETA2 * tl.load(second + i, ok, 0) + (1 - BETA2) * d * d
+            tl.store(second + i, v, ok)
+            p -= lr / correction1 * m / (tl.sqrt(v) / correction2 + eps)
+        else:
+            m = BETA1 * m + d
+            p -= lr * m
+        tl.store(first + i, m, ok)
+        tl.store(flat + i, p, ok)
+        if COPY:
+            tl.store(low + i, p.to(low.dtype.element_ty), is_low)

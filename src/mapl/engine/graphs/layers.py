@@ -17,7 +17,19 @@ import triton
 from torch import Tensor, nn
 
 from mapl.engine.graphs import kernels
-from mapl.engine.graphs.convolutions import Depthwise, OneByOne, Products, Sizes, Stem, is_power, rows, shift
+from mapl.engine.graphs.branches import beside, rejoin
+from mapl.engine.graphs.convolutions import (
+    Depthwise,
+    OneByOne,
+    Products,
+    Sizes,
+    Stem,
+    align,
+    is_power,
+    rows,
+    shift,
+    tiles,
+)
 
 
 class CannotGroup(Exception):
@@ -70,6 +82,15 @@ def grid_of(clients: int, x: Tensor) -> tuple[int, int]:
     return x.numel() // channels // clients, channels
 
 
+BLOCKS = (
+    (128, (128, 32, 4)),
+    (512, (512, 16, 8)),
+    (8192, (128, 32, 4)),
+    (math.inf, (512, 16, 8)),
+)
+"""For normalisations of so many rows at most: rows, channels and warps of a block."""
+
+
 @dataclass(frozen=True)
 class _Blocks:
     """How a normalisation of R rows is cut up: in one kernel, or where they are too many for a block, in two."""
@@ -77,28 +98,35 @@ class _Blocks:
     rows: int
     channels: int
     clients: int
-    BLOCK_R = 512
-    BLOCK_C = 32
+    training: bool = True
 
-    def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
-        splits = triton.cdiv(self.rows, self.BLOCK_R)
-        grid = triton.cdiv(self.channels, self.BLOCK_C), splits, self.clients
-        sizes = {"SPLITS": max(64, triton.next_power_of_2(splits)), "BLOCK_R": self.BLOCK_R, "BLOCK_C": self.BLOCK_C}
-        stages = (kernels.WHOLE,) if splits == 1 or constants.get("TRAIN") is False else (kernels.PARTS, kernels.FINISH)
-        for stage in stages:
-            kernels.launch(
-                kernel, grid, *arguments, STAGE=stage.value, ALIGN=self.align, num_warps=8, **sizes, **constants
-            )
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows and channels of a block, and its warps: small blocks, but no more than 64 of them to put together."""
+        return next(sizes for most, sizes in BLOCKS if self.rows <= most or not self.training)
+
+    @property
+    def splits(self) -> int:
+        return int(triton.cdiv(self.rows, self.sizes[0]))
 
     @property
     def align(self) -> int:
-        """The largest power of two, up to 8 channels (16 bytes), that divides their number."""
-        return math.gcd(self.channels, 8)
+        return align(self.channels)
+
+    def launch(self, kernel: Any, *arguments: Any, **constants: Any) -> None:
+        block_r, block_c, warps = self.sizes
+        grid = triton.cdiv(self.channels, block_c), self.splits, self.clients
+        constants |= {"ALIGN": self.align, "BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": warps}
+        if self.splits == 1 or not self.training:
+            kernels.launch(kernel, grid, *arguments, STAGE=kernels.WHOLE.value, SPLITS=1, **constants)
+            return
+        kernels.launch(kernel, grid, *arguments, STAGE=kernels.PARTS.value, SPLITS=1, **constants)
+        splits = max(64, triton.next_power_of_2(self.splits))
+        kernels.launch(kernel, grid, *arguments, STAGE=kernels.FINISH.value, SPLITS=splits, **constants)
 
     def parts(self, x: Tensor) -> Tensor:
         """Room for what the first kernel tells the second."""
-        splits = triton.cdiv(self.rows, self.BLOCK_R)
-        return x.new_empty((self.clients, splits, 2, self.channels), dtype=torch.float32)
+        return x.new_empty((self.clients, self.splits, 2, self.channels), dtype=torch.float32)
 
 
 class _Norm(torch.autograd.Function):
@@ -111,7 +139,7 @@ class _Norm(torch.autograd.Function):
         mean, var = stack.buffers[f"{name}.running_mean"], stack.buffers[f"{name}.running_var"]
         y = torch.empty_like(x)
         saved = x.new_empty((2, stack.clients, c), dtype=torch.float32)
-        blocks = _Blocks(r, c, stack.clients)
+        blocks = _Blocks(r, c, stack.clients, layer.training)
         blocks.launch(
             kernels.norm_forward, x, y, weight, bias, mean, var, saved[0], saved[1], blocks.parts(x), stack.active,
             r, c // blocks.align, weight.stride(0), layer.momentum, layer.eps, int(layer.relu), TRAIN=layer.training,
@@ -189,8 +217,8 @@ class _Bias(torch.autograd.Function):
         (y,) = ctx.saved_tensors
         dy = rows(dy)
         dx = torch.empty_like(dy) if relu else dy
-        blocks = triton.cdiv(r, _Bias.BLOCK_R * _Bias.STEPS)
-        parts = dy.new_empty((stack.clients, blocks, c), dtype=torch.float32)
+        blocks, gradient = triton.cdiv(r, _Bias.BLOCK_R * _Bias.STEPS), stack.gradients[name]
+        parts = gradient if blocks == 1 else dy.new_empty((stack.clients, blocks, c), dtype=torch.float32)
         kernels.launch(
             kernels.bias_backward,
             (triton.cdiv(c, _Bias.BLOCK_C), blocks, stack.clients),
@@ -200,12 +228,15 @@ class _Bias(torch.autograd.Function):
             parts,
             r,
             c,
+            parts.stride(0),
             RELU=relu,
             STEPS=_Bias.STEPS,
             BLOCK_R=_Bias.BLOCK_R,
             BLOCK_C=_Bias.BLOCK_C,
         )
-        stack.gradients[name].copy_(parts.sum(1))
+        if blocks > 1:
+            with beside(parts):
+                gradient.copy_(parts.sum(1))
         return dx, None, None, None
 
 
@@ -222,7 +253,8 @@ class _Matrices(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        torch.bmm(dy.mT, x, out=ctx.gradient)
+        with beside(x, dy):
+            torch.bmm(dy.mT, x, out=ctx.gradient)
         return torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None, None, None, None
 
 
@@ -296,14 +328,6 @@ class GroupLinear(nn.Module):
         return y.view(*x.shape[:-1], -1)
 
 
-def _tiles(shape: Any) -> tuple[tuple[int, int], int, dict[str, int]]:
-    """For kernels over all places of images (N, C, H, W): the grid, how many places, and a program's share of them."""
-    n, c, h, w = shape
-    block = min(64, triton.next_power_of_2(c))
-    share = {"BLOCK_P": 1024 // block, "BLOCK_C": block}
-    return (triton.cdiv(n * h * w, share["BLOCK_P"]), triton.cdiv(c, block)), n * h * w, share
-
-
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: int, s: int, p: int, ceil: bool) -> Tensor:
@@ -312,20 +336,21 @@ class _Pool(torch.autograd.Function):
         ho, wo = F.max_pool2d(x.new_empty((1, 1, h, w), device="meta"), k, s, p, ceil_mode=ceil).shape[2:]
         y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         which = torch.empty_like(y, dtype=torch.uint8)
-        geometry = c, h, w, ho, wo, shift(s), p
-        grid, places, share = _tiles(y.shape)
+        geometry = c // align(c), h, w, ho, wo, shift(s), p
+        grid, places, share = tiles(y.shape, 1)
         kernels.launch(kernels.pool_forward, grid, x, y, which, places, *geometry, K=k, **share)
         ctx.save_for_backward(which)
-        ctx.use = k, geometry, x.shape
+        ctx.use = k, -(-k // s), geometry, x.shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
         (which,) = ctx.saved_tensors
-        k, geometry, shape = ctx.use
+        k, windows, geometry, shape = ctx.use
         dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-        grid, places, share = _tiles(shape)
-        kernels.launch(kernels.pool_backward, grid, rows(dy), which, dx, places, *geometry, K=k, **share)
+        grid, places, share = tiles(shape, 1)
+        share |= {"K": k, "WINDOWS": windows}
+        kernels.launch(kernels.pool_backward, grid, rows(dy), which, dx, places, *geometry, **share)
         return dx, None, None, None, None
 
 
@@ -350,25 +375,44 @@ class MaxPool(nn.Module):
         return y
 
 
+class _Average(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: Any) -> Tensor:
+        x = rows(x)
+        n, c, h, w = x.shape
+        ho, wo = F.adaptive_avg_pool2d(x.new_empty((1, 1, h, w), device="meta"), size).shape[2:]
+        y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        geometry = c // align(c), h, w, ho, wo
+        most = max(_longest(h, ho), _longest(w, wo))
+        grid, places, share = tiles(y.shape, 1)
+        kernels.launch(kernels.average_forward, grid, x, y, places, *geometry, most, **share)
+        ctx.use = geometry, max(_longest(ho, h), _longest(wo, w)), x.shape
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        geometry, windows, shape = ctx.use
+        dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+        grid, places, share = tiles(shape, 1)
+        kernels.launch(kernels.average_backward, grid, rows(dy), dx, places, *geometry, windows, **share)
+        return dx, None
+
+
+def _longest(size: int, made: int) -> int:
+    """The longest of `made` windows over `size` places; the other way round, the most windows that a place is in."""
+    return max(-(-(o + 1) * size // made) - o * size // made for o in range(made))
+
+
 class AveragePool(nn.Module):
-    """Adaptive average pooling as a matrix of ones and zeros times the pixels: several times as fast as torch's."""
+    """Adaptive average pooling, several times as fast as torch's."""
 
     def __init__(self, module: nn.AdaptiveAvgPool2d):
         super().__init__()
         self.size = module.output_size
-        self._sums: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
-        if (h, w) not in self._sums:
-            # What torch's own makes of each single pixel says which outputs it is part of.
-            pixels = torch.eye(h * w, device=x.device).view(h * w, 1, h, w)
-            shares = F.adaptive_avg_pool2d(pixels, self.size).flatten(1).T  # (outputs, pixels)
-            self._sums[h, w] = (shares > 0).to(x.dtype), shares.amax(1, keepdim=True)
-        sums, share = self._sums[h, w]
-        pooled = torch.matmul(sums, x.permute(0, 2, 3, 1).reshape(n, h * w, c)) * share.to(x.dtype)
-        rows_out, columns = F.adaptive_avg_pool2d(x.new_empty((1, 1, h, w), device="meta"), self.size).shape[2:]
-        return pooled.view(n, rows_out, columns, c).permute(0, 3, 1, 2)
+        y: Tensor = _Average.apply(x, self.size)  # type: ignore[no-untyped-call]
+        return y
 
 
 def _one(size: Any) -> int:
@@ -426,6 +470,10 @@ class KeyedDropout(nn.Module):
         return y
 
 
+OPTIMISERS = 396
+"""Programs of an optimiser: enough to keep the memory busy, few enough that other streams compute meanwhile."""
+
+
 def optimise(
     flat: Tensor,
     low: Tensor | None,
@@ -437,8 +485,10 @@ def optimise(
     constants: dict[str, Any],
 ) -> None:
     """A step of every active member's optimiser, one launch for all parameters; shapes as in `kernels.optimise`."""
+    rejoin(flat.device)
     n_low, n = grad_low.shape[1], grad_low.shape[1] + grad_high.shape[1]
-    kernels.launch(kernels.optimise, (triton.cdiv(n, 1024), stack.clients),
+    programs = min(triton.cdiv(n, 1024), triton.cdiv(OPTIMISERS, stack.clients))
+    kernels.launch(kernels.optimise, (programs, stack.clients),
         flat, flat if low is None else low, grad_low, grad_high, *moments, learns, stack.step, stack.active,
         flat.stride(0), n_low, n, COPY=low is not None, BLOCK=1024, **constants,
     )  # fmt: skip

@@ -15,17 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from mapl.client import Client
 from mapl.data.augment import Augmentation
+from mapl.engine.graphs import kernels, loss_kernels, losses
 from mapl.engine.graphs.convert import Batched, Hidden, grouped
 from mapl.engine.graphs.guards import no_draws, recorded
 from mapl.engine.graphs.layers import Keys, Stack, keyed, optimise
 from mapl.engine.graphs.layout import Layout
 from mapl.engine.settings import TrainSettings
 from mapl.engine.views import Views
+from mapl.losses import computed_by
 from mapl.methods._base import Method
 from mapl.model import ClientModel
 
@@ -63,9 +66,8 @@ class Slot:
         self.method, self.train, self.layout, self.size = method, train, layout, size
         self.device, self.group = device, group
         self.dtype = precision or torch.float32
-        # Many small kernels in a row would each wait behind the few large ones of a client that fills the GPU alone.
-        priority = -1 if size > 1 else 0
-        self.stream = torch.cuda.Stream(device, priority) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.priority = _priority(client) if size > 1 else 0
+        self.stream = torch.cuda.Stream(device, self.priority) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._make_tensors(client, steps)
         self.members = [self._member(client, g, precision) for g in range(size)]
         self._networks: dict[str, nn.Module] = {}
@@ -73,6 +75,8 @@ class Slot:
             self.model = self._group_model(client.model)
         self.views: Views | None = None
         """What makes its members' images: one for each slot, since it has memory of its own."""
+        self.filled: tuple[int, list[int]] | None = None
+        """Whose images of which round it holds."""
         self.terms: list[str] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.test_graph: torch.cuda.CUDAGraph | None = None
@@ -102,6 +106,7 @@ class Slot:
         self.plan = torch.zeros(steps, g, device=device, dtype=torch.uint8)
         self.cursor = torch.zeros(1, device=device, dtype=torch.int64)
         self.learns = torch.ones(layout.parameters, device=device)
+        self.ones = torch.ones(g, device=device)
         self.keys = Keys(torch.zeros(g, device=device, dtype=torch.int64), self.cursor)
         self.stack = self._stack()
 
@@ -139,6 +144,7 @@ class Slot:
     def _group_model(self, model: ClientModel) -> ClientModel:
         """What a method sees under vmap: one client's model, whose networks run for all members at once."""
         made = _heads(self.members[0].model, self.device)
+        made.__class__ = _FusedHeads
         for part in ("backbone", "projector"):
             network = grouped(getattr(model, part), part, self.stack)
             self._networks[part] = network
@@ -184,7 +190,7 @@ class Slot:
 
     def step(self) -> None:
         """A training step of every member; no value is read by the host, so that it can be captured."""
-        self.stack.active.copy_(self.plan.index_select(0, self.cursor)[0])
+        torch.index_select(self.plan, 0, self.cursor, out=self.stack.active.view(1, -1))
         images = self.images.index_select(1, self.cursor)[:, 0].permute(0, 1, 4, 2, 3)
         labels = self.labels.index_select(1, self.cursor)[:, 0]
         before = [value.clone() for value in self.state.values()] if self.size > 1 else []
@@ -197,35 +203,25 @@ class Slot:
 
     def _account(self, terms: dict[str, Tensor], before: list[Tensor]) -> None:
         """Add up the losses, go to the next batch; who has no batch left keeps the state it had."""
-        active = self.stack.active
+        active, step = self.stack.active, self.stack.step
         for stacked, old in zip(self.state.values(), before, strict=False):
             stacked.copy_(torch.where(active.view(-1, *[1] * (old.ndim - 1)) > 0, stacked, old))
         values = torch.stack([value.detach().view(self.size) for value in terms.values()])
         if not self.terms:
             self.terms = list(terms)
             self.totals = torch.zeros_like(values)
-        self.totals.add_(torch.where(active > 0, values, 0))
-        self.stack.step.add_(active)
-        self.cursor.add_(1)
+        number, room = len(values), triton.next_power_of_2(values.numel())
+        kernels.launch(
+            loss_kernels.account, (1,), values, self.totals, active, step, self.cursor, number, self.size, BLOCK=room
+        )
 
     def _group_terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Loss and gradients of all members at once: the method's loss under vmap, their networks as one."""
         self.stack.called.clear()
         shared = {n: self.stack.weights[n].detach().requires_grad_() for n in SHARED}
-        loss = _Loss(self.method, self.members[0], self.model)
-        if self.size == 1:
-            one = {f"model.{n}": value[0] for n, value in shared.items()}
-            found = functional_call(loss, one, (images[0], labels[0], self.members[0].state), tie_weights=False)
-            terms = {name: value.view(1) for name, value in found.items()}
-        else:
-            named = {f"model.{n}": value for n, value in shared.items()}
-
-            def of_one(values: dict[str, Tensor], x: Tensor, y: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-                found: dict[str, Tensor] = functional_call(loss, values, (x, y, state), tie_weights=False)
-                return found
-
-            terms = torch.func.vmap(of_one, randomness="different")(named, images, labels, self.state)
-        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        with computed_by(losses.FUSED):
+            terms = self._loss_of_all(shared, images, labels)
+        self._go_back(terms)
         for name, value in shared.items():
             gradient = self.stack.gradients[name]
             gradient.zero_() if value.grad is None else gradient.copy_(value.grad)
@@ -233,14 +229,38 @@ class Slot:
         self.learned |= {f"{layer}.{tensor}" for layer in self.stack.called for tensor in ("weight", "bias")}
         return terms
 
+    def _loss_of_all(self, shared: dict[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The terms (G,) of the method's loss, as functions of the parameters in `shared`."""
+        loss = _Loss(self.method, self.members[0], self.model)
+        if self.size == 1:
+            one = {f"model.{n}": value.squeeze(0) for n, value in shared.items()}
+            found = functional_call(loss, one, (images[0], labels[0], self.members[0].state), tie_weights=False)
+            return {name: value.view(1) for name, value in found.items()}
+
+        def of_one(values: dict[str, Tensor], x: Tensor, y: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+            found: dict[str, Tensor] = functional_call(loss, values, (x, y, state), tie_weights=False)
+            return found
+
+        named = {f"model.{n}": value for n, value in shared.items()}
+        terms: dict[str, Tensor] = torch.func.vmap(of_one, randomness="different")(
+            named, images, labels, self.state
+        )  # fmt: skip
+        return terms
+
+    def _go_back(self, terms: dict[str, Tensor]) -> None:
+        """Gradients of the sum of all terms of all members, which itself is never made."""
+        ends = [value for value in terms.values() if value.requires_grad]
+        torch.autograd.backward(ends, [self.ones.view(value.shape).to(value.dtype) for value in ends])
+
     def _single_terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """One client, its network as its author wrote it."""
         member = self.members[0]
         parameters = dict(member.model.named_parameters())
         for parameter in parameters.values():
             parameter.grad = None
-        terms = self.method.loss(recorded(member, member.model, member.state), _rows_last(images), labels)
-        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        with computed_by(losses.FUSED):
+            terms = self.method.loss(recorded(member, member.model, member.state), _rows_last(images), labels)
+        self._go_back(terms)
         for name, parameter in parameters.items():
             gradient = self.stack.gradients[name][0]
             gradient.zero_() if parameter.grad is None else gradient.copy_(parameter.grad)
@@ -375,10 +395,24 @@ class Slot:
         return z
 
 
+def _priority(client: Client) -> int:
+    """Of a group's stream, from 0 to −3: the longest chains of kernels go first, since a round waits for their ends."""
+    layers = sum(not any(module.children()) for module in client.model.backbone.modules())
+    return -1 - min(2, layers // 100)
+
+
 class _Heads(Hidden, ClientModel):
     """What there is of one client's model in a group: its head and its prototypes."""
 
     forward = ClientModel.forward  # type: ignore[assignment]
+
+
+class _FusedHeads(_Heads):
+    """The same while it trains: the head, and the ReLU before it, in one kernel."""
+
+    def classify(self, embedding: Tensor) -> Tensor:
+        logits = losses.classify(embedding, self.head.weight, self.head.bias, self.precision)
+        return super().classify(embedding) if logits is None else logits
 
 
 def _heads(model: ClientModel, device: torch.device) -> ClientModel:
