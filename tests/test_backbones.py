@@ -1,4 +1,4 @@
-"""The backbones of the paper: their public layout, shapes and gradients; and models of other libraries as backbones."""
+"""Backbones: layout, shapes and gradients of the paper's and of the small ones; models of other libraries."""
 
 from __future__ import annotations
 
@@ -238,6 +238,80 @@ def test_the_lists_have_a_line_for_each() -> None:
     things = known(mapl.backbones)
     assert {*PAPER, "alexnet-original"} <= set(things)
     assert all(10 < len(summary(thing)) < 100 for thing in things.values())
+
+
+# --- The small backbones: the layout once more, for small images and for large ones. ---------------------------------
+
+
+def conv_bn_relu(
+    t: Tensors, name: str, x: Tensor, outputs: int, stride: int = 1, groups: int = 1, kernel: int = 3
+) -> Tensor:
+    return F.relu(t.norm(f"{name}.1", t.conv(f"{name}.0", x, outputs, kernel, stride, groups)))
+
+
+def cnn(t: Tensors, x: Tensor, large: bool) -> Tensor:
+    x = conv_bn_relu(t, "0", x, 24, 4 if large else 1, kernel=5 if large else 3)
+    return conv_bn_relu(t, "2", conv_bn_relu(t, "1", x, 48, 2), 64)
+
+
+def residual(t: Tensors, x: Tensor, large: bool) -> Tensor:
+    def block(name: str, x: Tensor) -> Tensor:
+        y = conv_bn_relu(t, f"{name}.first", x, x.shape[1])
+        return F.relu(x + t.norm(f"{name}.second.1", t.conv(f"{name}.second.0", y, x.shape[1], 3)))
+
+    x = block("1", conv_bn_relu(t, "0", x, 24, 4 if large else 1, kernel=5 if large else 3))
+    return block("3", conv_bn_relu(t, "2", x, 48, 2))
+
+
+def separable(t: Tensors, x: Tensor, large: bool) -> Tensor:
+    x = conv_bn_relu(t, "0", x, 24, 2 if large else 1)
+    for name, outputs, stride in (("1", 48, 2 if large else 1), ("2", 96, 1 if large else 2), ("3", 96, 1)):
+        x = conv_bn_relu(t, f"{name}.0", x, x.shape[1], stride, groups=x.shape[1])
+        x = conv_bn_relu(t, f"{name}.1", x, outputs, kernel=1)
+    return x
+
+
+SMALL = {"cnn": (cnn, "3"), "residual": (residual, "4"), "separable": (separable, "4")}
+"""Each with the name of its last part."""
+SHAPES = [
+    (1, 8, 8),
+    (3, 15, 40),
+    (2, 1, 1),
+    (1, 1, 30),
+    (1, 16, 16),
+    (3, 17, 17),
+    (1, 28, 28),
+    (3, 32, 32),
+    (1, 35, 16),
+]
+
+
+@pytest.mark.parametrize("image", SHAPES, ids=str)
+@pytest.mark.parametrize("name", SMALL)
+def test_small_backbones_shrink_images_of_16_pixels_or_more(name: str, image: tuple[int, int, int]) -> None:
+    reference, last = SMALL[name]
+    large = min(image[1:]) >= 16
+    layout = Tensors()
+    images = torch.randn(3, *image, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    features = F.adaptive_avg_pool2d(reference(layout, images, large), 2).flatten(1)
+    backbone = find_backbone(name)(image, 20).double().eval()
+
+    missing, unexpected = backbone.load_state_dict(layout, strict=False)
+    assert set(missing) == {f"{last}.2.weight", f"{last}.2.bias"}
+    assert unexpected == []
+
+    with torch.no_grad():
+        weight, bias = (backbone.get_parameter(f"{last}.2.{part}") for part in ("weight", "bias"))
+        torch.testing.assert_close(backbone(images), F.linear(features, weight, bias), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("image", [(1, 8, 8), (3, 17, 16), (1, 28, 28)], ids=str)
+def test_every_weight_of_a_small_backbone_learns(name: str, image: tuple[int, int, int]) -> None:
+    backbone = find_backbone(name)(image, 12).train()
+    backbone(torch.randn(8, *image)).square().mean().backward()
+    gradients = [parameter.grad for parameter in backbone.parameters()]
+    assert all(g is not None and g.isfinite().all() and g.abs().max() > 0 for g in gradients)
 
 
 # --- Models of other libraries: stand-ins that are called as torchvision and timm are. --------------------------------

@@ -130,17 +130,21 @@ def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) ->
     names = recipe.model.backbones
     backbones = [given.get(name) or _found(name) for name in names]
     shards = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
-    clients = []
+    run, image, classes = recipe.fingerprint(), dataset.image, dataset.classes
+    clients: list[Client] = []
+    checked: set[int] = set()
     for i, (shard, which) in enumerate(
         zip(shards, assign(recipe.model, len(names), recipe.clients, recipe.seed), strict=True)
     ):
         tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
-        model = build(names[which], backbones[which], recipe.model, dataset.image, dataset.classes, recipe.seed, i)
+        check = which not in checked
+        model = build(names[which], backbones[which], recipe.model, image, classes, recipe.seed, i, check)
+        checked.add(which)
         clients.append(
             Client(
                 id=i,
                 size=recipe.clients,
-                run=recipe.fingerprint(),
+                run=run,
                 seed=recipe.seed,
                 model=model,
                 backbone=names[which],

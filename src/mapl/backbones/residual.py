@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mapl.backbones._blocks import conv_bn_relu, pooled
+from mapl.backbones._blocks import conv_bn_relu, pooled, stem
 
 __all__ = ["Residual"]
 
@@ -23,11 +23,9 @@ class Block(nn.Module):
 
 
 class Residual(nn.Sequential):
-    """A stem and two residual blocks."""
+    """A stem, which shrinks images of 16 pixels or more to a quarter, and two residual blocks."""
 
     name = "residual"
 
     def __init__(self, image: tuple[int, int, int], embedding: int):
-        super().__init__(
-            conv_bn_relu(image[0], 24), Block(24), conv_bn_relu(24, 48, stride=2), Block(48), pooled(48, embedding)
-        )
+        super().__init__(stem(image, 24), Block(24), conv_bn_relu(24, 48, stride=2), Block(48), pooled(48, embedding))

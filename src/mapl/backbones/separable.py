@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from mapl.backbones._blocks import conv_bn_relu, pooled
+from mapl.backbones._blocks import conv_bn_relu, large, pooled
 
 __all__ = ["Separable"]
 
@@ -15,15 +15,17 @@ def separable(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 
 class Separable(nn.Sequential):
-    """A stem and three depthwise-separable convolutions."""
+    """A stem and three depthwise-separable convolutions; images of 16 pixels or more are halved twice."""
 
     name = "separable"
 
     def __init__(self, image: tuple[int, int, int], embedding: int):
+        # Halved twice, not quartered at once: that made this network two points worse (FashionMNIST, CIFAR-10).
+        strides = (2, 2, 1) if large(image) else (1, 1, 2)
         super().__init__(
-            conv_bn_relu(image[0], 24),
-            separable(24, 48),
-            separable(48, 96, stride=2),
+            conv_bn_relu(image[0], 24, strides[0]),
+            separable(24, 48, strides[1]),
+            separable(48, 96, strides[2]),
             separable(96, 96),
             pooled(96, embedding),
         )

@@ -16,6 +16,7 @@ from mapl.client import Client
 from mapl.clock import part, profiled
 from mapl.engine._base import Engine, check_finite, make_deterministic
 from mapl.engine.eager import EagerEngine
+from mapl.engine.graphs import kernels
 from mapl.engine.graphs.convert import grouped
 from mapl.engine.graphs.layers import CannotGroup, Keys, Stack
 from mapl.engine.graphs.layout import Layout
@@ -136,24 +137,24 @@ class GraphEngine(Engine):
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
         for family in families:
             self._try(family, lambda family: family.slots.append(self._slot(family, family.group)))
-        # Building kernels takes most of the time, and threads share that. Tracing networks (in a slot's making) and
-        # recording graphs is one thread's work: both change how all others work meanwhile.
-        with ThreadPoolExecutor(len(families) + 1 if self.device.type == "cuda" else 1) as threads:
-            views = threads.submit(self._rehearse_views)
-            list(threads.map(self._rehearse, families))
-            views.result()
+        if self.device.type == "cuda":
+            self._build_kernels(families)
         for family in families:
             self._build(family)
 
-    def _rehearse(self, family: _Family) -> None:
-        """A first step of a family's first slot."""
+    def _build_kernels(self, families: list[_Family]) -> None:
+        """All kernels of all families, which takes most of the time of setting up: their steps without running them."""
 
-        def first_step(family: _Family) -> None:
+        def all_launches(family: _Family) -> None:
             for slot in family.slots:
                 with slot.lane():
-                    slot.step()
+                    slot.try_all()
 
-        self._try(family, first_step)
+        with kernels.building(), ThreadPoolExecutor(1) as beside:
+            views = beside.submit(self._rehearse_views)
+            for family in families:
+                self._try(family, all_launches)
+            views.result()
 
     def _try(self, family: _Family, work: Callable[[_Family], None]) -> None:
         """Do something that a user's network or method may not take; `_build` finds out about it again, and says so."""

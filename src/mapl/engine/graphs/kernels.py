@@ -12,18 +12,70 @@ columns. Parameters of all members lie in one tensor (G, …), a row a client; `
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from mapl.engine.workers import cores
 
 _locks: dict[Any, threading.Lock] = {}
+_builders: Builders | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Start a kernel. Several threads may, while they warm up; the first builds it, and the others wait for that."""
+    if _builders is not None:
+        _builders.add(kernel, grid, arguments, constants)
+        return
     with _locks.setdefault((id(kernel), *constants.values()), threading.Lock()):
         kernel[grid](*arguments, **constants)
+
+
+class Builders:
+    """Threads that build kernels: most of that is done outside of Python, so that many can at a time."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(cores(), "kernels")
+        self._known: set[Any] = set()
+
+    def add(self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        """Have a kernel built for such arguments, unless it is being already."""
+        plain = [parameter.do_not_specialize for parameter in kernel.params]
+        kinds = [_kind(value, plain[i]) for i, value in enumerate(arguments)]
+        what = id(kernel), *kinds, *constants.items()
+        if what not in self._known:
+            self._known.add(what)
+            self._threads.submit(kernel.warmup, *arguments, grid=grid, **constants)
+
+    def wait(self) -> None:
+        """What could not be built says so when it is launched."""
+        self._threads.shutdown()
+
+
+def _kind(value: Any, plain: bool) -> Any:
+    """What a kernel is built anew for."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, int) and not plain:
+        return value == 1, value % 16 == 0
+    return type(value)
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Kernels that are launched inside are built, many at a time, and not run."""
+    global _builders
+    _builders = builders = Builders()
+    try:
+        yield
+    finally:
+        _builders = None
+        builders.wait()
 
 
 GEOMETRY = ["H", "W", "HO", "WO", "SHIFT", "P"]

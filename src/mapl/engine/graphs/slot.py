@@ -303,17 +303,17 @@ class Slot:
     def _rehearse_steps(self) -> None:
         """Twice: the first lets libraries set themselves up, the second must not wait for the GPU even once."""
         if self.stream is None:
-            self._try_all()
+            self.try_all()
             return
         mode = torch.cuda.get_sync_debug_mode()
         try:
             for check in (0, 2):
                 torch.cuda.set_sync_debug_mode(check)
-                self._try_all()
+                self.try_all()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
 
-    def _try_all(self) -> None:
+    def try_all(self) -> None:
         """A step, and embeddings as a test wants them: a network may do something else there."""
         self.cursor.zero_()
         self.step()
