@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from conftest import assert_same, parameters, play, small
 from mapl import MaplError
 from mapl.engine.eager import make_optimizer
-from mapl.engine.workers import never_draws
+from mapl.engine.workers import never_draws, side_by_side
 from mapl.methods.mapl import Mapl
 from mapl.model import find_backbone
 from mapl.recipe import merge
@@ -238,6 +239,23 @@ def test_one_client_s_training_does_not_depend_on_the_others_in_its_call():
     losses = together.engine.train_all(together.clients, 0)
     assert [alone.engine.train(client, 0) for client in reversed(alone.clients)][::-1] == losses
     assert_same(parameters(together), parameters(alone))
+
+
+def test_what_takes_longest_begins_first_and_results_keep_their_order():
+    begun: list[int] = []
+    lock = threading.Lock()
+
+    def work(item: int) -> int:
+        with lock:
+            begun.append(item)
+        return 10 * item
+
+    items = [3, 1, 4, 1, 5, 9, 2, 6]
+    found = side_by_side(work, items, 1 + 1, lambda item: item in (1, 2), lambda item: float(item))
+    assert found == [10 * item for item in items]
+    assert begun.index(9) < 2
+    assert begun.index(3) > 2
+    assert [item for item in begun if item in (1, 2)] == [1, 1, 2]  # one after another, in their order
 
 
 def test_only_models_that_surely_never_draw_train_side_by_side():

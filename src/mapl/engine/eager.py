@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
+from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +37,8 @@ class EagerEngine(Engine):
         self._keys: Any = None
         self._quiet: set[int] = set()
         """Clients whose training reads no generator but those of `draw`."""
+        self._seconds: dict[int, float] = {}
+        """How long each client's last round took."""
         self._channels_last: set[int] = set()
 
     def adopt(self, clients: Sequence[Client]) -> None:
@@ -63,7 +66,13 @@ class EagerEngine(Engine):
                 keyed(client.model, self._keys)
 
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
-        return self._each(clients, lambda client: self.train(client, round), lambda c: c.id not in self._quiet)
+        def train(client: Client) -> dict[str, float]:
+            start = perf_counter()
+            losses = self.train(client, round)
+            self._seconds[client.id] = perf_counter() - start
+            return losses
+
+        return self._each(clients, train, lambda client: client.id not in self._quiet)
 
     def _each(
         self, clients: Sequence[Client], work: Callable[[Client], Result], in_turn: Callable[[Client], bool]
@@ -71,7 +80,7 @@ class EagerEngine(Engine):
         if self.device.type != "cpu" or profiled():  # parts are billed in one thread
             return [work(client) for client in clients]
         workers = self.engine_settings.workers or max(1, cores() // self.settings.threads)
-        return side_by_side(work, clients, workers, in_turn)
+        return side_by_side(work, clients, workers, in_turn, lambda client: self._seconds.get(client.id, 0.0))
 
     def train(self, client: Client, round: int) -> dict[str, float]:
         """PML: a round of local training. Returns the mean of each term of the loss."""

@@ -43,9 +43,16 @@ def _is_known(layer: type[nn.Module]) -> bool:
 
 
 def side_by_side(
-    work: Callable[[Item], Result], items: Sequence[Item], workers: int, in_turn: Callable[[Item], bool]
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    workers: int,
+    in_turn: Callable[[Item], bool],
+    cost: Callable[[Item], float] = lambda item: 0.0,
 ) -> list[Result]:
-    """`work` of every item, in the order of the items. Those `in_turn` are done one after another, by one thread."""
+    """`work` of every item, in the order of the items. Those `in_turn` are done one after another, by one thread.
+
+    What has the highest `cost` is begun first, so that nobody waits long for the last at the end.
+    """
     if workers == 1 or len(items) < 2:
         return [work(item) for item in items]
     results: dict[int, Result] = {}
@@ -57,6 +64,7 @@ def side_by_side(
     turns = [place for place, item in enumerate(items) if in_turn(item)]
     alone = set(turns)
     chains = [turns, *([place] for place in range(len(items)) if place not in alone)]
+    chains.sort(key=lambda places: -sum(cost(items[place]) for place in places))
     threads = torch.get_num_threads()
     # New threads every time: each takes the number of threads that torch uses inside an operation from us.
     with ThreadPoolExecutor(workers, "mapl", torch.set_num_threads, (threads,)) as pool:
