@@ -64,14 +64,14 @@ def side_by_side(
     turns = [place for place, item in enumerate(items) if in_turn(item)]
     alone = set(turns)
     chains = [turns, *([place] for place in range(len(items)) if place not in alone)]
-    chains.sort(key=lambda places: -sum(cost(items[place]) for place in places))
+    dearest_first = sorted(filter(None, chains), key=lambda places: -sum(cost(items[place]) for place in places))
     threads = torch.get_num_threads()
     # New threads every time: each takes the number of threads that torch uses inside an operation from us.
     with ThreadPoolExecutor(workers, "mapl", torch.set_num_threads, (threads,)) as pool:
-        futures: list[Any] = [pool.submit(chain, places) for places in chains if places]
+        futures: dict[int, Any] = {places[0]: pool.submit(chain, places) for places in dearest_first}
         try:
-            for future in futures:
-                future.result()
+            for place in sorted(futures):  # of several errors, the first item's is raised
+                futures[place].result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
