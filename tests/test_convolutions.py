@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from mapl.engine.graphs.convolutions import Depthwise, OneByOne, Products, Sizes, Stem
-from mapl.engine.graphs.layers import AveragePool, MaxPool
+from mapl.engine.graphs.layers import AveragePool, MaxPool, _Blocks, _Matrices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -153,3 +153,15 @@ def test_any_plain_convolution(data):
 @pytest.mark.parametrize("shape", [(5, 128, 64, 64, (8, 8), 3, 1, 1), (5, 128, 96, 112, (4, 4), 3, 2, 1)], ids=str)
 def test_on_a_gpu_bf16_is_as_exact_as_it_can_be(shape):
     assert case(Products, *shape, dtype=torch.bfloat16) < 4e-3  # half a unit in the last of 8 bits
+
+
+def test_a_grid_of_a_test_is_never_too_large_for_a_gpu():
+    assert all(_Blocks(rows, 8, 2, training=False).splits <= 65535 for rows in (1, 500, 10**6, 500 * 224 * 224))
+
+
+def test_what_cannot_be_differentiated_twice_says_so():
+    weight, gradient = torch.randn(1, 4, 3, device=DEVICE), torch.zeros(1, 4, 3, device=DEVICE)
+    x = torch.randn(1, 2, 3, device=DEVICE, requires_grad=True)
+    y = _Matrices.apply(x, torch.zeros((), device=DEVICE, requires_grad=True), weight, gradient)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)

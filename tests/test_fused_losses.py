@@ -402,6 +402,10 @@ def test_what_does_not_fit_is_computed_plainly(launched: list[str], monkeypatch:
             assert way(*tensors, *rest) is None, name
             with computed_by(fused.FUSED):
                 assert torch.equal(loss(*tensors, *rest), loss.__wrapped__(*tensors, *rest)) or inputs is none
+    tau = torch.tensor(0.5, device=DEVICE, requires_grad=True)  # whose gradient somebody may want
+    for name in LOSSES[1:]:
+        loss, way, tensors, rest = cases(fine, tau, "paper")[name]
+        assert way(*tensors, *rest) is None, name
     assert fused.classify(*(x.double() for x in head_of(3, 4, 2)), None) is None
     assert fused.classify(*head_of(3, 4, 2), torch.float16) is None
     assert fused.classify(*head_of(3, 4, 17), None) is None

@@ -1,5 +1,7 @@
 """The engine for GPUs, against the eager one. Without a GPU its kernels run in Triton's interpreter, step by step."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from mapl.data.sources.digits import Digits
 from mapl.engine.graphs import GraphEngine
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
+from mapl.losses import cross_entropy
 from mapl.methods.local import Local
 from mapl.recipe import Recipe
 from mapl.round import play_round
@@ -260,6 +263,46 @@ def test_a_loss_that_reads_a_number_of_its_client_trains_eagerly_and_says_so():
     assert [losses["cross_entropy"] for losses in theirs] == pytest.approx(
         [losses["cross_entropy"] for losses in eager.engine.train_all(eager.clients, 0)], rel=1e-5
     )
+
+
+class Penalty(Local):
+    """A method with a slope in its loss, which has to be differentiated twice."""
+
+    def loss(self, client, images, labels):
+        embedding = client.model.embed(images)
+        loss = cross_entropy(client.model.classify(embedding), labels)
+        (slope,) = torch.autograd.grad(loss, embedding, create_graph=True)
+        return {"cross_entropy": loss, "penalty": 10 * slope.square().sum()}
+
+
+class Detached(Local):
+    """A method that learns nothing, by mistake."""
+
+    def loss(self, client, images, labels):
+        return {name: term.detach() for name, term in super().loss(client, images, labels).items()}
+
+
+@cpu_only
+def test_a_loss_that_has_a_slope_in_it_learns_what_it_learns_eagerly():
+    made = recipe(method="local")
+    eager, graphs = eager_world(made, {"flat": flat}), graph_world(made, {"flat": flat})
+    for world in (eager, graphs):
+        world.method = world.engine.method = Penalty(made.method)
+    graphs.engine.eager.method = graphs.method
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graphs.engine.train_all(graphs.clients, 0)
+    eager.engine.train_all(eager.clients, 0)
+    assert_equal_models(eager, graphs)
+
+
+@cpu_only
+def test_a_loss_that_nothing_can_be_learned_from_is_an_error():
+    made = recipe(method="local")
+    graphs = graph_world(made, {"flat": flat})
+    graphs.engine.eager.method = graphs.engine.method = Detached(made.method)
+    with pytest.warns(UserWarning, match="no term of the loss"), pytest.raises(RuntimeError, match="require grad"):
+        graphs.engine.train_all(graphs.clients, 0)
 
 
 class Misnamed(nn.Module):

@@ -123,3 +123,12 @@ class Tuple(nn.Module):
 def test_a_backbone_that_does_not_fit_is_a_clear_error(backbone, sentence):
     with pytest.raises(MaplError, match=sentence):
         build("odd", backbone, SETTINGS, (1, 8, 8), 10, 0, 0)
+
+
+def test_lazy_layers_are_made_for_every_client():
+    def lazy(image, embedding):
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(embedding))
+
+    for check in (True, False):
+        model = build("lazy", lazy, SETTINGS, (1, 8, 8), 10, 0, 0, check)
+        assert all(parameter.numel() for parameter in model.parameters())

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 import mapl.backbones
 from mapl.backbones._foreign import adapted, timm_model
@@ -138,7 +139,7 @@ def build(
         with torch.no_grad():
             bound = 1 / math.sqrt(settings.projection)
             model.prototypes.uniform_(-bound, bound)
-    if check:
+    if check or any(map(is_lazy, model.parameters())):  # a first call is what makes lazy layers
         _check_output(name, model, image, settings.embedding)
     return model
 

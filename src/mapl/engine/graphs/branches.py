@@ -12,23 +12,29 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-WEIGHTS = -1
-"""The branch for gradients of weights; those for single members have the members' numbers."""
+MOST = 8
+"""Branches for gradients of weights, at most. Torch has 32 streams of a priority and then gives out the first again;
+two that are one would share the memory that matrix products work in, though they run side by side."""
 
-_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
-"""Streams beside a stream, by (its handle, number)."""
+_weights: dict[int, torch.cuda.Stream] = {}
+"""The branches for gradients of weights, by the handle of the stream that they are beside."""
 _needed: dict[int, list[Tensor]] = {}
-"""What the gradients of weights are made of, by the handle of the stream that it belongs to."""
+"""What these gradients are made of, by the same."""
+_members: dict[tuple[int, int], torch.cuda.Stream] = {}
+"""The branches for single members of a group, by the handle and the member."""
 
 
 @contextmanager
 def beside(*needed: Tensor) -> Iterator[None]:
     """What is launched inside runs beside all that comes after it, until `rejoin`; till then `needed` is kept."""
     device = needed[0].device
-    if device.type != "cuda":
+    main = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    if main is None or (main.cuda_stream not in _weights and len(_weights) == MOST):
         yield
         return
-    main, branch = torch.cuda.current_stream(device), _branch(device, WEIGHTS)
+    if main.cuda_stream not in _weights:
+        _weights[main.cuda_stream] = _stream(main)
+    branch = _weights[main.cuda_stream]
     _needed.setdefault(main.cuda_stream, []).extend(needed)
     branch.wait_stream(main)
     with torch.cuda.stream(branch):
@@ -37,12 +43,18 @@ def beside(*needed: Tensor) -> Iterator[None]:
 
 def rejoin(device: torch.device) -> None:
     """Wait for all that was launched `beside`."""
-    if device.type != "cuda":
-        return
-    main = torch.cuda.current_stream(device)
-    if _needed.get(main.cuda_stream):
-        main.wait_stream(_branch(device, WEIGHTS))
-        _needed[main.cuda_stream].clear()
+    if device.type == "cuda":
+        main = torch.cuda.current_stream(device)
+        if _needed.get(main.cuda_stream):
+            main.wait_stream(_weights[main.cuda_stream])
+            _needed[main.cuda_stream].clear()
+
+
+def forget() -> None:
+    """Begin anew, for other streams; also lets go of what a step that failed has kept. Nothing may be under way."""
+    _weights.clear()
+    _needed.clear()
+    _members.clear()
 
 
 @contextmanager
@@ -52,7 +64,9 @@ def member(device: torch.device, g: int, clients: int) -> Iterator[None]:
         yield
         return
     main = torch.cuda.current_stream(device)
-    branch = _branch(device, g)
+    if (main.cuda_stream, g) not in _members:
+        _members[main.cuda_stream, g] = _stream(main)
+    branch = _members[main.cuda_stream, g]
     branch.wait_stream(main)
     with torch.cuda.stream(branch):
         yield
@@ -63,12 +77,8 @@ def all_members(device: torch.device, clients: int) -> None:
     if device.type == "cuda" and clients > 1:
         main = torch.cuda.current_stream(device)
         for g in range(clients):
-            main.wait_stream(_branch(device, g))
+            main.wait_stream(_members[main.cuda_stream, g])
 
 
-def _branch(device: torch.device, number: int) -> torch.cuda.Stream:
-    main = torch.cuda.current_stream(device)
-    at = (main.cuda_stream, number)
-    if at not in _streams:
-        _streams[at] = torch.cuda.Stream(device, main.priority)  # type: ignore[no-untyped-call]
-    return _streams[at]
+def _stream(main: torch.cuda.Stream) -> torch.cuda.Stream:
+    return torch.cuda.Stream(main.device, main.priority)  # type: ignore[no-untyped-call]

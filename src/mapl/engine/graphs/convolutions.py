@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mapl.engine.graphs import conv_kernels, kernels
 from mapl.engine.graphs.branches import all_members, beside, member
+from mapl.engine.graphs.kernels import once
 
 TILE = 1024
 """Values that a program makes which goes over places of images."""
@@ -90,6 +91,7 @@ class Products(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x, weight = ctx.saved_tensors
         dy = rows(dy)
@@ -210,6 +212,7 @@ class OneByOne(torch.autograd.Function):
         return made[0] if len(made) == 1 else torch.cat(made)
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         x, weight = ctx.saved_tensors
         dy, sizes = rows(dy), ctx.sizes
@@ -269,6 +272,7 @@ class Stem(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None, None, None]:
         (seen,) = ctx.saved_tensors
         clients, o, c, k, _ = ctx.gradient.shape
@@ -324,6 +328,7 @@ class Depthwise(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, weight = ctx.saved_tensors
         k, geometry, dy, dx = ctx.kernel, ctx.geometry, rows(dy), torch.empty_like(x)

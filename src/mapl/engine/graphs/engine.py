@@ -16,7 +16,7 @@ from mapl.client import Client
 from mapl.clock import part, profiled
 from mapl.engine._base import Engine, check_finite, make_deterministic
 from mapl.engine.eager import EagerEngine
-from mapl.engine.graphs import kernels
+from mapl.engine.graphs import branches, kernels
 from mapl.engine.graphs.convert import grouped
 from mapl.engine.graphs.layers import CannotGroup, Keys, Stack
 from mapl.engine.graphs.layout import Layout
@@ -133,12 +133,14 @@ class GraphEngine(Engine):
             ) from error
 
     def _warm_up(self, families: list[_Family], clients: list[Client]) -> None:
+        branches.forget()
         self.train_pool = _Pool(self.device, {c.id: (c.train.pixels, c.train.labels) for c in clients})
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
         for family in families:
             self._try(family, lambda family: family.slots.append(self._slot(family, family.group)))
-        if self.device.type == "cuda":
-            self._build_kernels(families)
+        # Without kernels values are whatever the memory holds, and what somebody else makes of them is not known.
+        if self.device.type == "cuda" and type(self.method).__module__.startswith("mapl.methods."):
+            self._build_kernels([family for family in families if family.group])
         for family in families:
             self._build(family)
 
@@ -169,6 +171,7 @@ class GraphEngine(Engine):
         """What did not work may still be under way, and others will be given its memory."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        branches.forget()
         family.slots = []
 
     def _rehearse_views(self) -> None:

@@ -11,29 +11,28 @@ columns. Parameters of all members lie in one tensor (G, …), a row a client; `
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mapl.engine.workers import cores
 
-_locks: dict[Any, threading.Lock] = {}
 _builders: Builders | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Start a kernel. Several threads may, while they warm up; the first builds it, and the others wait for that."""
+    """Start a kernel; or while kernels are being built, have it built."""
     if _builders is not None:
         _builders.add(kernel, grid, arguments, constants)
         return
-    with _locks.setdefault((id(kernel), *constants.values()), threading.Lock()):
-        kernel[grid](*arguments, **constants)
+    kernel[grid](*arguments, **constants)
 
 
 class Builders:
@@ -76,6 +75,21 @@ def building() -> Iterator[None]:
     finally:
         _builders = None
         builders.wait()
+
+
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """For a way back that is made of kernels, and has none of its own: who wants that gets an error, and not a zero.
+
+    Torch's `once_differentiable` looks at the gradient that comes in alone, not at what the forward pass was given.
+    """
+
+    @wraps(backward)
+    def guarded(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError("its loss is differentiated twice")
+        return backward(ctx, *gradients)
+
+    return guarded
 
 
 GEOMETRY = ["H", "W", "HO", "WO", "SHIFT", "P"]

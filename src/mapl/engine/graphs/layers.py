@@ -30,6 +30,7 @@ from mapl.engine.graphs.convolutions import (
     shift,
     tiles,
 )
+from mapl.engine.graphs.kernels import once
 
 
 class CannotGroup(Exception):
@@ -102,8 +103,10 @@ class _Blocks:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Rows and channels of a block, and its warps: small blocks, but no more than 64 of them to put together."""
-        return next(sizes for most, sizes in BLOCKS if self.rows <= most or not self.training)
+        """Rows and channels of a block, and its warps: small blocks, but not too many of them to put together."""
+        # A test puts nothing together, and kernels for one size will do; but a grid has that many blocks at most.
+        free = not self.training and self.rows <= BLOCKS[0][0] * 65535
+        return next(sizes for most, sizes in BLOCKS if self.rows <= most or free)
 
     @property
     def splits(self) -> int:
@@ -149,6 +152,7 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         x, saved = ctx.saved_tensors
         layer: GroupNorm = ctx.layer
@@ -212,6 +216,7 @@ class _Bias(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
         stack, name, relu, r, c = ctx.use
         (y,) = ctx.saved_tensors
@@ -250,6 +255,7 @@ class _Matrices(torch.autograd.Function):
         return torch.bmm(x, weight.mT)
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
@@ -344,6 +350,7 @@ class _Pool(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
         (which,) = ctx.saved_tensors
         k, windows, geometry, shape = ctx.use
@@ -390,6 +397,7 @@ class _Average(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         geometry, windows, shape = ctx.use
         dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
@@ -428,6 +436,7 @@ class _Dropout(torch.autograd.Function):
         return drop(x, keys, layer, rate)
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
         keys, layer, rate = ctx.use
         return drop(dy, keys, layer, rate), None, None, None

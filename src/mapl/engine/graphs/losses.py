@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from mapl.engine.graphs import kernels, loss_kernels
 from mapl.engine.graphs.convolutions import precision
+from mapl.engine.graphs.kernels import once
 from mapl.losses import FORMS, Form, Way
 
 MOST_ROWS = 1024
@@ -37,7 +38,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor | None:
 
 def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float, form: Form) -> Tensor | None:
     """`mapl.losses.supervised_contrastive`: two kernels, and one on the way back."""
-    if not _fits(projections, labels=labels) or not _small(rows=len(labels)) or form not in FORMS:
+    if not _fits(projections, labels=labels) or not _small(rows=len(labels)) or not _plain(temperature, form):
         return None
     return _loss(partial(_contrastive, temperature=temperature, paper=form == "paper"), projections, labels)
 
@@ -46,7 +47,7 @@ def prototype_contrastive(
     projections: Tensor, labels: Tensor, prototypes: Tensor, temperature: float, form: Form
 ) -> Tensor | None:
     """`mapl.losses.prototype_contrastive`: two kernels, and one on the way back."""
-    if not _fits(projections, prototypes, labels=labels) or form not in FORMS:
+    if not _fits(projections, prototypes, labels=labels) or not _plain(temperature, form):
         return None
     if not _small(len(projections), len(prototypes)) or projections.shape[1] != prototypes.shape[1]:
         return None
@@ -57,7 +58,7 @@ def prototype_contrastive(
 
 def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> Tensor | None:
     """`mapl.losses.prototype_uniformity`: two kernels, and one on the way back."""
-    if not _fits(prototypes) or not _small(classes=len(prototypes)) or form not in FORMS:
+    if not _fits(prototypes) or not _small(classes=len(prototypes)) or not _plain(temperature, form):
         return None
     paper = form == "paper"
     return _loss(partial(_uniformity, temperature=1.0 if paper else temperature, paper=paper), prototypes)
@@ -132,6 +133,7 @@ class _Loss(torch.autograd.Function):
         ctx.members = inputs[0]
 
     @staticmethod
+    @once
     def backward(ctx: Any, d: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         """One product for all gradients, each of which is a part of the whole."""
         (gradients,) = ctx.saved_tensors
@@ -159,6 +161,11 @@ def _stacked(members: int, dims: tuple[int | None, ...], tensors: tuple[Tensor, 
         tensor.expand(members, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
         for tensor, dim in zip(tensors, dims, strict=True)
     ]
+
+
+def _plain(temperature: Any, form: Form) -> bool:
+    """A temperature that is a tensor may want a gradient; a form that does not exist is refused elsewhere."""
+    return isinstance(temperature, int | float) and form in FORMS
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -289,6 +296,7 @@ class _Head(torch.autograd.Function):
         ctx.save_for_backward(z, weight)
 
     @staticmethod
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         z, weight = ctx.saved_tensors
         if ctx.members is None:

@@ -24,7 +24,7 @@ from mapl.data.augment import Augmentation
 from mapl.engine.graphs import kernels, loss_kernels, losses
 from mapl.engine.graphs.convert import Batched, Hidden, grouped
 from mapl.engine.graphs.guards import no_draws, recorded
-from mapl.engine.graphs.layers import Keys, Stack, keyed, optimise
+from mapl.engine.graphs.layers import CannotGroup, Keys, Stack, keyed, optimise
 from mapl.engine.graphs.layout import Layout
 from mapl.engine.settings import TrainSettings
 from mapl.engine.views import Views
@@ -250,6 +250,8 @@ class Slot:
     def _go_back(self, terms: dict[str, Tensor]) -> None:
         """Gradients of the sum of all terms of all members, which itself is never made."""
         ends = [value for value in terms.values() if value.requires_grad]
+        if not ends:
+            raise CannotGroup("no term of the loss depends on a parameter")
         torch.autograd.backward(ends, [self.ones.view(value.shape).to(value.dtype) for value in ends])
 
     def _single_terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -396,7 +398,7 @@ class Slot:
 
 
 def _priority(client: Client) -> int:
-    """Of a group's stream, from 0 to −3: the longest chains of kernels go first, since a round waits for their ends."""
+    """Of a group's stream, −1 to −3: the longest chains of kernels go first, since a round waits for their ends."""
     layers = sum(not any(module.children()) for module in client.model.backbone.modules())
     return -1 - min(2, layers // 100)
 
