@@ -9,9 +9,9 @@ which a few wild neighbours cannot pull far. Run it by its import path, from the
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from mapl import Client, Inbox, Letter, Method, MethodSettings
+from mapl.losses import cross_entropy
 
 
 class MedianHeadSettings(MethodSettings):

@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from mapl.engine.graphs.convolutions import Depthwise, OneByOne, Products, Sizes, Stem
-from mapl.engine.graphs.layers import AveragePool, MaxPool, _Blocks, _Matrices
+from mapl.engine.graphs.layers import AveragePool, KeyedDropout, Keys, MaxPool, _Blocks, _Matrices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -165,3 +165,15 @@ def test_what_cannot_be_differentiated_twice_says_so():
     y = _Matrices.apply(x, torch.zeros((), device=DEVICE, requires_grad=True), weight, gradient)
     with pytest.raises(RuntimeError, match="differentiated twice"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_dropout_can_be_differentiated_twice():
+    keys = Keys(torch.tensor([7], device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE))
+    x = torch.randn(3, 40, device=DEVICE, requires_grad=True)
+    y = KeyedDropout(keys, layer=1, rate=0.5)(x)
+    (slope,) = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+    slope.sum().backward()
+    kept = y.detach() != 0
+    assert 0 < kept.sum() < kept.numel()
+    # y = 2x where it is kept, so that the second derivative of y³ is 48x.
+    torch.testing.assert_close(x.grad, torch.where(kept, 48 * x.detach(), 0.0))

@@ -428,7 +428,7 @@ def _one(size: Any) -> int:
 
 
 class _Dropout(torch.autograd.Function):
-    """The mask is drawn again on the way back rather than kept."""
+    """The mask is drawn again on the way back rather than kept; so the way back is a dropout too, and has its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Keys, layer: int, rate: float) -> Tensor:
@@ -436,10 +436,9 @@ class _Dropout(torch.autograd.Function):
         return drop(x, keys, layer, rate)
 
     @staticmethod
-    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
-        keys, layer, rate = ctx.use
-        return drop(dy, keys, layer, rate), None, None, None
+        dx: Tensor = _Dropout.apply(dy, *ctx.use)  # type: ignore[no-untyped-call]
+        return dx, None, None, None
 
 
 def drop(x: Tensor, keys: Keys, layer: int, rate: float) -> Tensor:
