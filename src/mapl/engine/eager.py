@@ -50,7 +50,7 @@ class EagerEngine(Engine):
 
     def _use_cpu(self, clients: Sequence[Client]) -> None:
         """Learn of each client whether it can train beside others, and how its convolutions are best laid out."""
-        if type(self.method).__module__.startswith("mapl.methods."):  # what others do in their losses is not known
+        if self.knows_method:
             self._quiet = {client.id for client in clients if never_draws(client.model)}
         self._channels_last = who_takes_it(clients, self.augmentation.shape)
 

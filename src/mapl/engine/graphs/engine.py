@@ -138,9 +138,9 @@ class GraphEngine(Engine):
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
         for family in families:
             self._try(family, lambda family: family.slots.append(self._slot(family, family.group)))
-        # Without kernels values are whatever the memory holds, and what somebody else makes of them is not known.
-        if self.device.type == "cuda" and type(self.method).__module__.startswith("mapl.methods."):
-            self._build_kernels([family for family in families if family.group])
+        if self.device.type == "cuda":
+            # Without kernels values are whatever the memory holds: not for a loss that nobody knows.
+            self._build_kernels([family for family in families if family.group and self.knows_method])
         for family in families:
             self._build(family)
 

@@ -309,52 +309,6 @@ def pool_backward(
     tl.store(dx + first * H * W * C + ((n * H + h) * W + w) * C + c, gathered.to(dx.dtype.element_ty), ok)
 
 
-@triton.jit
-def _share(o, size, made):
-    """Output o of `made` is the mean of the places from the first to before the second: as torch's adaptive pooling."""
-    return o * size // made, ((o + 1) * size + made - 1) // made
-
-
-@triton.jit(do_not_specialize=["total", "C_BY_ALIGN", "H", "W", "HO", "WO", "most"])
-def average_forward(
-    x, y, total, C_BY_ALIGN, H, W, HO, WO, most,
-    ALIGN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Adaptive average pooling; a window has at most `most` × `most` places."""
-    C = C_BY_ALIGN * ALIGN
-    first, n, ho, wo, c, ok = _places(total, C, HO, WO, BLOCK_P, BLOCK_C)
-    x += first * H * W * C
-    top, bottom = _share(ho, H, HO)
-    left, right = _share(wo, W, WO)
-    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
-    for tap in range(most * most):
-        h, w = top + tap // most, left + tap % most
-        inside = ok & (h < bottom) & (w < right)
-        value += tl.load(x + ((n * H + h) * W + w) * C + c, inside, 0).to(tl.float32)
-    value = value / ((bottom - top) * (right - left)).to(tl.float32)
-    tl.store(y + first * HO * WO * C + ((n * HO + ho) * WO + wo) * C + c, value.to(y.dtype.element_ty), ok)
-
-
-@triton.jit(do_not_specialize=["total", "C_BY_ALIGN", "H", "W", "HO", "WO", "windows"])
-def average_backward(
-    dy, dx, total, C_BY_ALIGN, H, W, HO, WO, windows,
-    ALIGN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Each place gets its share from the windows that it is in, at most `windows` a direction."""
-    C = C_BY_ALIGN * ALIGN
-    first, n, h, w, c, ok = _places(total, C, H, W, BLOCK_P, BLOCK_C)
-    dy += first * HO * WO * C
-    value = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
-    for window in range(windows * windows):
-        ho, wo = h * HO // H + window // windows, w * WO // W + window % windows
-        top, bottom = _share(ho, H, HO)
-        left, right = _share(wo, W, WO)
-        inside = (ho < HO) & (wo < WO) & (h >= top) & (w >= left)
-        share = tl.where(inside, 1.0, 0.0) / ((bottom - top) * (right - left)).to(tl.float32)
-        value += share * tl.load(dy + ((n * HO + ho) * WO + wo) * C + c, ok & inside, 0).to(tl.float32)
-    tl.store(dx + first * H * W * C + ((n * H + h) * W + w) * C + c, value.to(dx.dtype.element_ty), ok)
-
-
 @triton.jit(do_not_specialize=["total", "C_BY_ALIGN", *GEOMETRY])
 def depthwise_forward(
     x, weight, y, total, row, C_BY_ALIGN, H, W, HO, WO, SHIFT, P,

@@ -382,45 +382,25 @@ class MaxPool(nn.Module):
         return y
 
 
-class _Average(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, size: Any) -> Tensor:
-        x = rows(x)
-        n, c, h, w = x.shape
-        ho, wo = F.adaptive_avg_pool2d(x.new_empty((1, 1, h, w), device="meta"), size).shape[2:]
-        y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        geometry = c // align(c), h, w, ho, wo
-        most = max(_longest(h, ho), _longest(w, wo))
-        grid, places, share = tiles(y.shape, 1)
-        kernels.launch(kernels.average_forward, grid, x, y, places, *geometry, most, **share)
-        ctx.use = geometry, max(_longest(ho, h), _longest(wo, w)), x.shape
-        return y
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        geometry, windows, shape = ctx.use
-        dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-        grid, places, share = tiles(shape, 1)
-        kernels.launch(kernels.average_backward, grid, rows(dy), dx, places, *geometry, windows, **share)
-        return dx, None
-
-
-def _longest(size: int, made: int) -> int:
-    """The longest of `made` windows over `size` places; the other way round, the most windows that a place is in."""
-    return max(-(-(o + 1) * size // made) - o * size // made for o in range(made))
-
-
 class AveragePool(nn.Module):
-    """Adaptive average pooling, several times as fast as torch's."""
+    """Adaptive average pooling as a matrix of ones and zeros times the pixels: several times as fast as torch's."""
 
     def __init__(self, module: nn.AdaptiveAvgPool2d):
         super().__init__()
         self.size = module.output_size
+        self._sums: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Average.apply(x, self.size)  # type: ignore[no-untyped-call]
-        return y
+        n, c, h, w = x.shape
+        if (h, w) not in self._sums:
+            # What torch's own makes of each single pixel says which outputs it is part of.
+            pixels = torch.eye(h * w, device=x.device).view(h * w, 1, h, w)
+            shares = F.adaptive_avg_pool2d(pixels, self.size).flatten(1).T  # (outputs, pixels)
+            self._sums[h, w] = (shares > 0).to(x.dtype), shares.amax(1, keepdim=True)
+        sums, share = self._sums[h, w]
+        pooled = torch.matmul(sums, x.permute(0, 2, 3, 1).reshape(n, h * w, c)) * share.to(x.dtype)
+        rows_out, columns = F.adaptive_avg_pool2d(x.new_empty((1, 1, h, w), device="meta"), self.size).shape[2:]
+        return pooled.view(n, rows_out, columns, c).permute(0, 3, 1, 2)
 
 
 def _one(size: Any) -> int:
