@@ -5,13 +5,16 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("triton")
 
 from mapl import Dataset, Images
 from mapl.data.dataset import DataSettings
 from mapl.data.sources.digits import Digits
+from mapl.engine._base import make_deterministic
 from mapl.engine.graphs import GraphEngine
+from mapl.engine.graphs.engine import _operations
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
 from mapl.losses import cross_entropy
@@ -568,3 +571,22 @@ def test_a_network_that_branches_on_its_data_is_not_grouped():
     (family,) = world.engine.families
     assert not family.group
     assert family.size == 1
+
+
+def test_operations_of_a_backbone_are_those_that_torch_counts():
+    names = ["mlp", "cnn", "residual", "separable", "resnet18", "shufflenet"]
+    world = build_world(recipe(clients=len(names), model={"backbones": names}, engine={"device": "cpu"}), DIGITS)
+    for client in world.clients:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            client.model.eval().embed(client.train.pixels[:1].float())
+        assert _operations(client) == counter.get_total_flops()
+
+
+def test_torch_is_told_to_be_deterministic_and_no_longer_to_be():
+    def told():
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    make_deterministic(EngineSettings(deterministic=True))
+    assert told() == (True, True)
+    make_deterministic(EngineSettings())
+    assert told() == (False, False)

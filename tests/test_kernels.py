@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ class Kernel:
 
     def warmup(self, *arguments, grid, **constants):
         self.built.append((threading.current_thread().name, grid, arguments, constants))
+        return SimpleNamespace(run=None)
 
     def __getitem__(self, grid):
         return lambda *arguments, **constants: self.ran.append((grid, arguments, constants))
@@ -42,6 +44,28 @@ def test_inside_kernels_are_built_once_for_each_kind_and_not_run():
     assert not kernel.ran
     assert len(kernel.built) == 7
     assert all(name.startswith("kernels") for name, *_ in kernel.built)
+
+
+def test_the_first_kernel_goes_ahead_of_the_others():
+    """Triton finds out its own version with it; and all have the program that starts them made as well."""
+    order = []
+
+    class Slow(Kernel):
+        def warmup(self, value, *_, grid, **constants):
+            time.sleep(0.05 if value == 1 else 0)
+            order.append(value)
+            return Built()
+
+    class Built:
+        @property
+        def run(self):
+            order.append("run")
+
+    with kernels.building():
+        for value in (1, 16, 5):
+            kernels.launch(Slow(), (1,), value, 3)
+    assert order[:2] == [1, "run"]
+    assert sorted(map(str, order)) == ["1", "16", "5", "run", "run", "run"]
 
 
 def test_afterwards_they_run_even_where_building_failed():

@@ -4,7 +4,7 @@ The file's name carries the beginning of its SHA-256, so that one rename makes i
 recognised. Nothing is unpickled, ever.
 
 A run waits for a copy of its tensors and for nothing else: they are copied into memory that is laid out as the file is,
-and another thread hashes and writes that.
+and another thread hashes and writes that. Those of a GPU are copied there, and brought over by that thread.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Writer:
         Waits for the checkpoint before it, and raises what that one met.
         """
         self.wait()
-        self._writing = self._thread.submit(self._write, rounds, self._copied(tensors))
+        data, copies = self._copied(tensors)
+        self._writing = self._thread.submit(self._write, rounds, data, copies)
 
     def wait(self) -> Path | None:
         """Wait until what was saved is on the disk: its path. Raises what its thread met."""
@@ -102,8 +103,11 @@ class Writer:
         return writing.result() if writing else None
 
     @torch.no_grad()
-    def _copied(self, tensors: Mapping[str, Tensor]) -> memoryview:
-        """The tensors as the bytes of a safetensors file, in memory that serves one checkpoint after the other."""
+    def _copied(self, tensors: Mapping[str, Tensor]) -> tuple[memoryview, _FromGpu]:
+        """The tensors as the bytes of a safetensors file, in memory that serves one checkpoint after the other.
+
+        What is on a GPU is not in it yet, but cannot change any more either.
+        """
         groups = _groups(tensors)
         header, size = _header(tensors, groups)
         # An engine may still move models that wait on the host, in a stream of its own.
@@ -113,18 +117,20 @@ class Writer:
         if size > len(self._memory):  # with room for the history, which grows
             self._memory = torch.empty(size + size // 4, dtype=torch.uint8, pin_memory=on_gpu)
         self._memory.numpy()[: len(header)] = memoryview(header)
-        end = len(header)
+        end, copies = len(header), _FromGpu()
         for dtype, names in groups.items():
             counts = [tensors[name].numel() for name in names]
             begin, end = end, end + sum(counts) * dtype.itemsize
             places = torch.split(self._memory[begin:end].view(dtype), counts)
-            for first, last in _batches([tensors[name] for name in names]):
-                _copy([tensors[name] for name in names[first:last]], places[first:last])
-        if on_gpu:
-            torch.cuda.synchronize()
-        return self._memory.numpy().data[:size]
+            for name, place in zip(names, places, strict=True):
+                if tensors[name].is_cuda:
+                    copies.add(tensors[name], place)
+                else:
+                    place.view(tensors[name].shape).copy_(tensors[name])
+        return self._memory.numpy().data[:size], copies
 
-    def _write(self, rounds: int, data: memoryview) -> Path:
+    def _write(self, rounds: int, data: memoryview, copies: _FromGpu) -> Path:
+        copies.bring()
         folder = self.run / FOLDER
         folder.mkdir(exist_ok=True)
         path = folder / f"{rounds:06d}-{_digest(data)}.safetensors"
@@ -137,23 +143,63 @@ class Writer:
         return path
 
 
-def _batches(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
-    """Which tensors are copied together: on the host each by itself, of a GPU many, since each copy costs a call."""
+class _FromGpu:
+    """Copies of tensors that another thread brings to the host.
+
+    They are made a storage at a time: the thousands of tensors of a run's models are views of a few.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Tensor] = {}
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self._made: torch.cuda.Event | None = None
+
+    def add(self, tensor: Tensor, place: Tensor) -> None:
+        """What the tensor is now will be brought to `place` (n,), which stands right behind the one before it."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._storages:
+            bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            self._storages[storage.data_ptr()] = bytes_.clone()
+            self._made = torch.cuda.current_stream(tensor.device).record_event()
+        copy = self._storages[storage.data_ptr()].view(tensor.dtype)
+        self._pairs.append((copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()), place))
+
+    @torch.no_grad()
+    def bring(self) -> None:
+        """Copy everything over, many tensors at a time, since each copy costs a call."""
+        if self._made is None:
+            return
+        stream = torch.cuda.Stream(self._pairs[0][0].device)  # type: ignore[no-untyped-call]
+        stream.wait_event(self._made)
+        with torch.cuda.stream(stream):
+            _copy(self._pairs)
+        stream.synchronize()
+        self._storages.clear()
+        self._pairs.clear()
+
+
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy tensors to their places."""
+    for first, last in _batches(pairs):
+        tensors, places = zip(*pairs[first:last], strict=True)
+        whole = places[0].as_strided((sum(map(len, places)),), (1,))
+        whole.copy_(torch.cat([tensor.reshape(-1) for tensor in tensors]), non_blocking=True)
+
+
+def _batches(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[int, int]]:
+    """Which are copied together: some of one dtype whose places follow one another, up to BATCH bytes."""
     first, size = 0, 0
-    for i, tensor in enumerate(tensors):
+    for i, (tensor, place) in enumerate(pairs):
         size += tensor.nbytes
-        if not tensor.is_cuda or size > BATCH or i + 1 == len(tensors) or not tensors[i + 1].is_cuda:
+        following = pairs[i + 1][1] if i + 1 < len(pairs) else None
+        apart = following is None or following.dtype != place.dtype or following.data_ptr() != _end(place)
+        if apart or size > BATCH:
             yield first, i + 1
             first, size = i + 1, 0
 
 
-def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-    """Copy tensors to places (n,) that stand one after another."""
-    if len(tensors) == 1:
-        places[0].view(tensors[0].shape).copy_(tensors[0], non_blocking=True)
-        return
-    whole = places[0].as_strided((sum(map(len, places)),), (1,))
-    whole.copy_(torch.cat([tensor.reshape(-1) for tensor in tensors]), non_blocking=True)
+def _end(place: Tensor) -> int:
+    return place.data_ptr() + place.nbytes
 
 
 def save(run: Path, rounds: int, tensors: Mapping[str, Tensor], keep: int) -> Path:

@@ -122,8 +122,11 @@ def make_deterministic(settings: EngineSettings) -> None:
     torch.backends.cudnn.deterministic = settings.deterministic
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # A few kernels have no deterministic version: torch warns of each by name.
-    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+    # A few kernels have no deterministic version: torch is to warn of each by name, and not to stop. It loads its whole
+    # compiler to be told, which takes seconds: only where that changes something.
+    now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if now != (settings.deterministic,) * 2:
+        torch.use_deterministic_algorithms(settings.deterministic, warn_only=settings.deterministic)
 
 
 def check_finite(client: Client, round: int, losses: dict[str, float]) -> None:

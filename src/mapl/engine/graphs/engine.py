@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
 
 from mapl.client import Client
 from mapl.clock import part, profiled
@@ -251,6 +251,8 @@ class GraphEngine(Engine):
         present = {c.id for c in clients}
         found: dict[int, tuple[list[str], Tensor, int, int]] = {}
         waves = self._waves(present)
+        if not self._drawn:  # the first round's
+            self._draw_ahead(clients, round)
         for wave in waves:
             # A profile waits for the GPU at the borders of parts: all are fed before anybody learns. Otherwise each
             # slot goes off as soon as it is fed.
@@ -534,11 +536,22 @@ def _groupable(model: ClientModel) -> bool:
 
 
 def _operations(client: Client) -> float:
-    """Floating-point operations of one image's way through the backbone."""
+    """Floating-point operations of one image's way through the layers with weights, a product and its sum being two.
+
+    Torch's own counter loads its whole compiler, which takes seconds.
+    """
     image = client.train.pixels[:2].float().to(next(client.model.parameters()).device)
+    counts: list[int] = []
+
+    def count(layer: nn.Conv2d | nn.Linear, _: object, output: Tensor) -> None:
+        counts.append(2 * output.numel() * layer.weight[0].numel())
+
     training = client.model.training
     client.model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), ExitStack() as hooks:
+        for layer in client.model.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                hooks.enter_context(layer.register_forward_hook(count))
         client.model.embed(image)
     client.model.train(training)
-    return float(counter.get_total_flops()) / 2
+    return sum(counts) / len(image)

@@ -12,7 +12,7 @@ columns. Parameters of all members lie in one tensor (G, …), a row a client; `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -36,11 +36,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 class Builders:
-    """Threads that build kernels: most of that is done outside of Python, so that many can at a time."""
+    """Threads that build kernels: most of that is done outside of Python, so that many can at a time.
+
+    The first kernel goes ahead of the others: Triton then reads itself, a file of hundreds of megabytes, to tell its
+    versions apart, and would in every thread that begins before that is done.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(cores(), "kernels")
         self._known: set[Any] = set()
+        self._first: Future[None] | None = None
 
     def add(self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         """Have a kernel built for such arguments, unless it is being already."""
@@ -49,7 +54,21 @@ class Builders:
         what = id(kernel), *kinds, *constants.items()
         if what not in self._known:
             self._known.add(what)
-            self._threads.submit(kernel.warmup, *arguments, grid=grid, **constants)
+            job = self._threads.submit(self._build, kernel, grid, arguments, constants, self._first)
+            self._first = self._first or job
+
+    @staticmethod
+    def _build(
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: tuple[Any, ...],
+        constants: dict[str, Any],
+        first: Future[None] | None,
+    ) -> None:
+        """A kernel, and the program on the host that starts it, which Triton has a C compiler make."""
+        if first is not None:
+            wait([first])
+        _ = kernel.warmup(*arguments, grid=grid, **constants).run
 
     def wait(self) -> None:
         """What could not be built says so when it is launched."""
