@@ -7,13 +7,14 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 import mapl
 import mapl.checkpoint
-import mapl.run
+import mapl.files
 from conftest import in_child, small, written
 from mapl import Recipe
 from mapl.history import RECIPE
@@ -77,29 +78,31 @@ def test_killed_twice(whole, tmp_path):
 
 def dying(folder: Path, name: str, moment: str) -> None:
     """A run that is killed while it writes the file whose name begins so; `ahead`: which has since played two rounds."""
-    write_aside = mapl.checkpoint.write_aside
+    write_parts = mapl.files.write_parts
 
-    def write(path: Path, data: bytes | memoryview) -> None:
-        if path.name.startswith(name):
+    def write(aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path]) -> Path:
+        if aside.name.startswith(f".{name}"):
+            parts = list(parts)
             if moment in ("half", "ahead"):
-                path.with_name(f".{path.name}.{os.getpid()}").write_bytes(data[: len(data) // 2])
-            while moment == "ahead" and lines(folder) < int(path.name[:6]) + 2:
+                whole = b"".join(parts)
+                aside.write_bytes(whole[: len(whole) // 2])
+            while moment == "ahead" and lines(folder) < int(name) + 2:
                 time.sleep(0.001)
             if moment == "after":
-                write_aside(path, data)
+                write_parts(aside, parts, path)
             os.kill(os.getpid(), signal.SIGKILL)
-        write_aside(path, data)
+        return write_parts(aside, parts, path)
 
-    mapl.checkpoint.write_aside = mapl.run.__globals__["write_aside"] = write
+    mapl.checkpoint.write_parts = mapl.files.write_parts = write
     mapl.run(recipe(), folder)
 
 
 @pytest.mark.parametrize(
     ("name", "moment"),
     [
-        *itertools.product(["clients.json", "recipe.toml", "000002-", f"{ROUNDS:06d}-"], ["before", "half", "after"]),
-        ("000002-", "ahead"),
-        ("000006-", "ahead"),
+        *itertools.product(["clients.json", "recipe.toml", "000002", f"{ROUNDS:06d}"], ["before", "half", "after"]),
+        ("000002", "ahead"),
+        ("000006", "ahead"),
     ],
 )
 def test_killed_while_a_file_is_written(name, moment, whole, tmp_path):

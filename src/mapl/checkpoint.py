@@ -3,18 +3,20 @@
 The file's name carries the beginning of its SHA-256, so that one rename makes it appear complete and a damaged one is
 recognised. Nothing is unpickled, ever.
 
-A run waits for a copy of its tensors and for nothing else: they are copied into memory that is laid out as the file is,
-and another thread hashes and writes that. Those of a GPU are copied there, and brought over by that thread.
+A run waits for a copy of its tensors, where they are, and for nothing else: another thread brings those of a GPU over,
+hashes and writes them, a part at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,14 +28,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.files import write_aside
+from mapl.files import write_parts
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})\.safetensors")
-_ASIDE = re.compile(rf"\.{_NAME.pattern}\.\d+")
+_ASIDE = re.compile(r"\.\d{6,}(-[0-9a-f]{16})?\.safetensors\.\d+")
 
-BATCH = 256 * 2**20
-"""Bytes of a GPU that are put together before they are copied to the host."""
+PART = 16 * 2**20
+"""Bytes, about, that are put together before they are written: each copy from a GPU costs a call."""
 
 _DTYPES = {
     torch.int64: "I64",
@@ -80,7 +82,7 @@ class Writer:
         self.keep = keep
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._stream: torch.cuda.Stream | None = None
 
     def __enter__(self) -> Writer:
         return self
@@ -94,112 +96,116 @@ class Writer:
         Waits for the checkpoint before it, and raises what that one met.
         """
         self.wait()
-        data, copies = self._copied(tensors)
-        self._writing = self._thread.submit(self._write, rounds, data, copies)
+        copies = _storages_of(tensors)
+        made = torch.cuda.current_stream().record_event() if _on_gpu(tensors) else None
+        self._writing = self._thread.submit(self._write, rounds, tensors, copies, made)
 
     def wait(self) -> Path | None:
         """Wait until what was saved is on the disk: its path. Raises what its thread met."""
         writing, self._writing = self._writing, None
         return writing.result() if writing else None
 
-    @torch.no_grad()
-    def _copied(self, tensors: Mapping[str, Tensor]) -> tuple[memoryview, _FromGpu]:
-        """The tensors as the bytes of a safetensors file, in memory that serves one checkpoint after the other.
-
-        What is on a GPU is not in it yet, but cannot change any more either.
-        """
-        groups = _groups(tensors)
-        header, size = _header(tensors, groups)
-        # An engine may still move models that wait on the host, in a stream of its own.
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
-        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-        if size > len(self._memory):  # with room for the history, which grows
-            self._memory = torch.empty(size + size // 4, dtype=torch.uint8, pin_memory=on_gpu)
-        self._memory.numpy()[: len(header)] = memoryview(header)
-        end, copies = len(header), _FromGpu()
-        for dtype, names in groups.items():
-            counts = [tensors[name].numel() for name in names]
-            begin, end = end, end + sum(counts) * dtype.itemsize
-            places = torch.split(self._memory[begin:end].view(dtype), counts)
-            for name, place in zip(names, places, strict=True):
-                if tensors[name].is_cuda:
-                    copies.add(tensors[name], place)
-                else:
-                    place.view(tensors[name].shape).copy_(tensors[name])
-        return self._memory.numpy().data[:size], copies
-
-    def _write(self, rounds: int, data: memoryview, copies: _FromGpu) -> Path:
-        copies.bring()
-        folder = self.run / FOLDER
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{rounds:06d}-{_digest(data)}.safetensors"
-        write_aside(path, data)
+    def _write(
+        self,
+        rounds: int,
+        tensors: Mapping[str, Tensor],
+        copies: dict[int, torch.UntypedStorage],
+        made: torch.cuda.Event | None,
+    ) -> Path:
+        with self._beside(made):
+            path = self._write_parts(rounds, {name: _copy_of(tensor, copies) for name, tensor in tensors.items()})
         for old in _newest_first(self.run)[self.keep :]:
             old.unlink(missing_ok=True)
-        for left in folder.glob(".*"):  # by a process that was killed while it wrote
+        for left in path.parent.glob(".*"):  # by a process that was killed while it wrote
             if _ASIDE.fullmatch(left.name):
                 left.unlink(missing_ok=True)
         return path
 
+    def _write_parts(self, rounds: int, tensors: Mapping[str, Tensor]) -> Path:
+        folder = self.run / FOLDER
+        folder.mkdir(exist_ok=True)
+        digest = hashlib.sha256()
 
-class _FromGpu:
-    """Copies of tensors that another thread brings to the host.
+        def hashed() -> Iterator[memoryview]:
+            for part in _parts(tensors):
+                digest.update(part)
+                yield part
 
-    They are made a storage at a time: the thousands of tensors of a run's models are views of a few.
-    """
+        return write_parts(
+            folder / f".{rounds:06d}.safetensors.{os.getpid()}",
+            hashed(),
+            lambda: folder / f"{rounds:06d}-{_beginning(digest)}.safetensors",
+        )
 
-    def __init__(self) -> None:
-        self._storages: dict[int, Tensor] = {}
-        self._pairs: list[tuple[Tensor, Tensor]] = []
-        self._made: torch.cuda.Event | None = None
-
-    def add(self, tensor: Tensor, place: Tensor) -> None:
-        """What the tensor is now will be brought to `place` (n,), which stands right behind the one before it."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._storages:
-            bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            self._storages[storage.data_ptr()] = bytes_.clone()
-            self._made = torch.cuda.current_stream(tensor.device).record_event()
-        copy = self._storages[storage.data_ptr()].view(tensor.dtype)
-        self._pairs.append((copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()), place))
-
-    @torch.no_grad()
-    def bring(self) -> None:
-        """Copy everything over, many tensors at a time, since each copy costs a call."""
-        if self._made is None:
+    @contextmanager
+    def _beside(self, made: torch.cuda.Event | None) -> Iterator[None]:
+        """What a GPU does inside, it does beside the run, once copies have been `made`."""
+        if made is None:
+            yield
             return
-        stream = torch.cuda.Stream(self._pairs[0][0].device)  # type: ignore[no-untyped-call]
-        stream.wait_event(self._made)
-        with torch.cuda.stream(stream):
-            _copy(self._pairs)
-        stream.synchronize()
-        self._storages.clear()
-        self._pairs.clear()
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_event(made)
+        with torch.cuda.stream(self._stream):
+            yield
 
 
-def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy tensors to their places."""
-    for first, last in _batches(pairs):
-        tensors, places = zip(*pairs[first:last], strict=True)
-        whole = places[0].as_strided((sum(map(len, places)),), (1,))
-        whole.copy_(torch.cat([tensor.reshape(-1) for tensor in tensors]), non_blocking=True)
+def _on_gpu(tensors: Mapping[str, Tensor]) -> bool:
+    return any(tensor.is_cuda for tensor in tensors.values())
 
 
-def _batches(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[int, int]]:
-    """Which are copied together: some of one dtype whose places follow one another, up to BATCH bytes."""
-    first, size = 0, 0
-    for i, (tensor, place) in enumerate(pairs):
+def _storages_of(tensors: Mapping[str, Tensor]) -> dict[int, torch.UntypedStorage]:
+    """Copies of what the tensors are views of, by address: thousands of them are views of a few."""
+    # An engine may still move models that wait on the host, in a stream of its own.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    copies: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors.values():
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in copies:
+            copies[storage.data_ptr()] = _copied(storage)
+    return copies
+
+
+def _copied(storage: Any) -> Any:
+    """A copy where it is, or on the host where a GPU has no room for it. (Torch does not type these methods.)"""
+    try:
+        return storage.clone()
+    except torch.cuda.OutOfMemoryError:
+        return storage.cpu()
+
+
+def _copy_of(tensor: Tensor, copies: dict[int, torch.UntypedStorage]) -> Tensor:
+    """The tensor as it was when its storage was copied."""
+    storage = copies[tensor.untyped_storage().data_ptr()]
+    empty = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+@torch.no_grad()
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    """The bytes of a safetensors file, part by part.
+
+    The library's own `save` would hold all of them at once, and up all other threads meanwhile.
+    """
+    groups = _groups(tensors)
+    yield memoryview(_header(tensors, groups))
+    for names in groups.values():
+        for some in _some_at_a_time([tensors[name] for name in names]):
+            yield torch.cat([tensor.reshape(-1) for tensor in some]).cpu().view(torch.uint8).numpy().data
+
+
+def _some_at_a_time(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one dtype that are written together: of one device, and about PART bytes."""
+    some: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if some and (tensor.device != some[0].device or size >= PART):
+            yield some
+            some, size = [], 0
+        some.append(tensor)
         size += tensor.nbytes
-        following = pairs[i + 1][1] if i + 1 < len(pairs) else None
-        apart = following is None or following.dtype != place.dtype or following.data_ptr() != _end(place)
-        if apart or size > BATCH:
-            yield first, i + 1
-            first, size = i + 1, 0
-
-
-def _end(place: Tensor) -> int:
-    return place.data_ptr() + place.nbytes
+    if some:
+        yield some
 
 
 def save(run: Path, rounds: int, tensors: Mapping[str, Tensor], keep: int) -> Path:
@@ -221,11 +227,8 @@ def _groups(tensors: Mapping[str, Tensor]) -> dict[torch.dtype, list[str]]:
     return groups
 
 
-def _header(tensors: Mapping[str, Tensor], groups: Mapping[torch.dtype, list[str]]) -> tuple[bytes, int]:
-    """What a safetensors file of these begins with, and the size of all of it.
-
-    The library's own `save` would copy everything once more, and hold up all other threads meanwhile.
-    """
+def _header(tensors: Mapping[str, Tensor], groups: Mapping[torch.dtype, list[str]]) -> bytes:
+    """What a safetensors file of these begins with."""
     entries: dict[str, dict[str, Any]] = {}
     end = 0
     for dtype, names in groups.items():
@@ -235,7 +238,7 @@ def _header(tensors: Mapping[str, Tensor], groups: Mapping[torch.dtype, list[str
             entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, 8 + len(text) + end
+    return len(text).to_bytes(8, "little") + text
 
 
 def latest(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -270,7 +273,7 @@ def load(path: Path) -> Checkpoint:
         data = path.read_bytes()
     except OSError as error:
         raise MaplError(f"checkpoint {str(path)!r} cannot be read ({error.strerror})") from error
-    if _digest(data) != match[2]:
+    if _beginning(hashlib.sha256(data)) != match[2]:
         raise MaplError(f"checkpoint {str(path)!r} is damaged (its contents do not match its name)")
     try:
         return Checkpoint(int(match[1]), safetensors.torch.load(data))
@@ -283,5 +286,5 @@ def _newest_first(run: Path) -> list[Path]:
     return sorted(found, key=lambda path: (int(found[path][1]), path.name), reverse=True)
 
 
-def _digest(data: bytes | memoryview) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+def _beginning(digest: hashlib._Hash) -> str:
+    return digest.hexdigest()[:16]

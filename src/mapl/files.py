@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,15 +16,22 @@ if sys.platform != "win32":
 
 def write_aside(path: Path, data: bytes | memoryview) -> None:
     """Write a file aside and rename it, so that `path` is either the old file or the whole new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    write_parts(path.with_name(f".{path.name}.{os.getpid()}"), [data], lambda: path)
+
+
+def write_parts(aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path]) -> Path:
+    """The same for a file that comes in parts, and whose name is known when all are written. Returns its path."""
     try:
         with aside.open("wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        whole = path()
+        aside.replace(whole)
     finally:
         aside.unlink(missing_ok=True)
+    return whole
 
 
 @contextmanager
