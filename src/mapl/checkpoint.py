@@ -16,7 +16,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +34,7 @@ _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})\.safetensors")
 _ASIDE = re.compile(r"\.\d{6,}(-[0-9a-f]{16})?\.safetensors\.\d+")
 
 PART = 16 * 2**20
-"""Bytes, about, that are put together before they are written: each copy from a GPU costs a call."""
+"""Bytes, about, that are put together before they are hashed and written."""
 
 _DTYPES = {
     torch.int64: "I64",
@@ -109,17 +108,27 @@ class Writer:
         self,
         rounds: int,
         tensors: Mapping[str, Tensor],
-        copies: dict[int, torch.UntypedStorage],
+        copies: dict[int, Tensor],
         made: torch.cuda.Event | None,
     ) -> Path:
-        with self._beside(made):
-            path = self._write_parts(rounds, {name: _copy_of(tensor, copies) for name, tensor in tensors.items()})
+        self._bring(copies, made)
+        path = self._write_parts(rounds, {name: _copy_of(tensor, copies) for name, tensor in tensors.items()})
         for old in _newest_first(self.run)[self.keep :]:
             old.unlink(missing_ok=True)
         for left in path.parent.glob(".*"):  # by a process that was killed while it wrote
             if _ASIDE.fullmatch(left.name):
                 left.unlink(missing_ok=True)
         return path
+
+    def _bring(self, copies: dict[int, Tensor], made: torch.cuda.Event | None) -> None:
+        """To the host, once they are `made`: copied beside the run, with no kernel that would wait for its kernels."""
+        if made is None:
+            return
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_event(made)
+        with torch.cuda.stream(self._stream):
+            for address in copies:
+                copies[address] = copies[address].cpu()
 
     def _write_parts(self, rounds: int, tensors: Mapping[str, Tensor]) -> Path:
         folder = self.run / FOLDER
@@ -137,48 +146,37 @@ class Writer:
             lambda: folder / f"{rounds:06d}-{_beginning(digest)}.safetensors",
         )
 
-    @contextmanager
-    def _beside(self, made: torch.cuda.Event | None) -> Iterator[None]:
-        """What a GPU does inside, it does beside the run, once copies have been `made`."""
-        if made is None:
-            yield
-            return
-        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._stream.wait_event(made)
-        with torch.cuda.stream(self._stream):
-            yield
-
 
 def _on_gpu(tensors: Mapping[str, Tensor]) -> bool:
     return any(tensor.is_cuda for tensor in tensors.values())
 
 
-def _storages_of(tensors: Mapping[str, Tensor]) -> dict[int, torch.UntypedStorage]:
-    """Copies of what the tensors are views of, by address: thousands of them are views of a few."""
+def _storages_of(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Copies of what the tensors are views of, as bytes, by address: thousands of them are views of a few."""
     # An engine may still move models that wait on the host, in a stream of its own.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-    copies: dict[int, torch.UntypedStorage] = {}
+    copies: dict[int, Tensor] = {}
     for tensor in tensors.values():
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in copies:
-            copies[storage.data_ptr()] = _copied(storage)
+            bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            copies[storage.data_ptr()] = _copied(bytes_)
     return copies
 
 
-def _copied(storage: Any) -> Any:
-    """A copy where it is, or on the host where a GPU has no room for it. (Torch does not type these methods.)"""
+def _copied(bytes_: Tensor) -> Tensor:
+    """A copy where they are, or on the host where a GPU has no room for it."""
     try:
-        return storage.clone()
+        return bytes_.clone()
     except torch.cuda.OutOfMemoryError:
-        return storage.cpu()
+        return bytes_.cpu()
 
 
-def _copy_of(tensor: Tensor, copies: dict[int, torch.UntypedStorage]) -> Tensor:
+def _copy_of(tensor: Tensor, copies: Mapping[int, Tensor]) -> Tensor:
     """The tensor as it was when its storage was copied."""
-    storage = copies[tensor.untyped_storage().data_ptr()]
-    empty = torch.empty(0, dtype=tensor.dtype, device=storage.device)
-    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    storage = copies[tensor.untyped_storage().data_ptr()].untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 @torch.no_grad()
@@ -191,19 +189,19 @@ def _parts(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     yield memoryview(_header(tensors, groups))
     for names in groups.values():
         for some in _some_at_a_time([tensors[name] for name in names]):
-            yield torch.cat([tensor.reshape(-1) for tensor in some]).cpu().view(torch.uint8).numpy().data
+            yield torch.cat([tensor.reshape(-1) for tensor in some]).view(torch.uint8).numpy().data
 
 
 def _some_at_a_time(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one dtype that are written together: of one device, and about PART bytes."""
+    """Tensors of one dtype that are written together, about PART bytes."""
     some: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        if some and (tensor.device != some[0].device or size >= PART):
-            yield some
-            some, size = [], 0
         some.append(tensor)
         size += tensor.nbytes
+        if size >= PART:
+            yield some
+            some, size = [], 0
     if some:
         yield some
 
