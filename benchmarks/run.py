@@ -36,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--plain-workers", type=int, help="round: loader processes of the plain loop; default: the best.")
     made.add_argument("--clients", type=_numbers, default=(), help="clients: how many, such as 20,50,100.")
     made.add_argument("--series", type=_names, default=(), help="clients: which, such as resnet18 or mixed.")
-    made.add_argument("--copies", action="store_true", help="clients: copy one backbone for all: a quicker set-up.")
+    made.add_argument(
+        "--copies", action="store_true", help="clients, on a GPU: copy one model for all: a quicker set-up."
+    )
     made.add_argument("--seconds", type=float, default=120, help="After this long, begin no further round of its kind.")
     return made
 
