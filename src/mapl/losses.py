@@ -96,15 +96,18 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
     logits = unit @ unit.T / temperature
     # The lowest finite number stands for log 0: with −∞ a row that is excluded as a whole would pass through NaN.
     log_zero = torch.finfo(logits.dtype).min
-    log_probability = F.log_softmax(logits.masked_fill(self_pairs, log_zero), dim=1)
-
+    others = logits.masked_fill(self_pairs, log_zero)
     positives = len(labels) - not_positive.sum(dim=1)
     if form == "paper":
-        of_positives = log_probability.masked_fill(not_positive, 0).sum(dim=1)
+        of_positives = F.log_softmax(others, dim=1).masked_fill(not_positive, 0).sum(dim=1)
         return -(of_positives / positives.clamp(min=1)).mean()
     if form == "released":
-        of_positives = log_probability.masked_fill(not_positive, log_zero).logsumexp(dim=1)
-        return -of_positives.masked_fill(positives == 0, 0).mean()
+        # −log Σ_P π = (log Σ_{Q∖q} exp − ℓ_r) − (log Σ_P exp − ℓ_r) for any r, best the nearest in P. Both differences
+        # are cross-entropies, which are quick even where nearly all of a row is excluded; the log of a sum is not.
+        in_class = logits.masked_fill(not_positive, log_zero)
+        nearest = in_class.detach().argmax(dim=1)
+        among_others, among_class = (F.cross_entropy(x, nearest, reduction="none") for x in (others, in_class))
+        return (among_others - among_class).masked_fill(positives == 0, 0).mean()
     raise unknown("form", form, FORMS)
 
 

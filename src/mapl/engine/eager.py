@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from time import perf_counter
@@ -23,6 +23,8 @@ from mapl.keys import key
 __all__ = ["Draws", "EagerEngine", "make_optimizer"]
 
 TEST_BATCH = 512
+STEPS_AT_A_TIME = 4
+"""How many steps' images are augmented at once: fewer calls, and still no more than a cache holds."""
 
 Result = TypeVar("Result")
 
@@ -98,11 +100,11 @@ class EagerEngine(Engine):
                 self._seed_layers(key(self.seed, client.id, round, "layers"))
             if client.id in self._channels_last:
                 stack.enter_context(channels_last(optimizer))
-            for step in range(len(batches)):
+            for step, batch in enumerate(self._augmented(client, images, batches, uniforms)):
                 epoch, first = divmod(step, len(batches) // self.settings.epochs)
                 if first == 0:
                     self.method.start_epoch(client, round, epoch)
-                terms = self._step(client, optimizer, images.take(batches[step]), uniforms[step])
+                terms = self._step(client, optimizer, *batch)
                 for name, value in terms.items():
                     totals[name] = totals[name] + value if name in totals else value
         optimizer.zero_grad(set_to_none=True)  # who waits for its next turn needs no gradients
@@ -116,15 +118,23 @@ class EagerEngine(Engine):
             self._keys.seed.fill_(seed)
             self._keys.cursor.zero_()
 
+    def _augmented(
+        self, client: Client, images: Images, batches: Tensor, uniforms: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """All views (V · B, C, H, W) and labels (V · B,) of each step, made for a few steps at a time."""
+        size = self.method.views * batches.shape[1]
+        for some, draws in zip(*(torch.split(x, STEPS_AT_A_TIME) for x in (batches, uniforms)), strict=True):
+            with part("augmentation"):
+                chosen = some.repeat(1, self.method.views).flatten()
+                made = self.augmentation.apply(images.pixels[chosen], draws.flatten(0, 1))
+                if client.id in self._channels_last:
+                    made = pixels_together(made)
+            yield from zip(torch.split(made, size), torch.split(images.labels[chosen], size), strict=True)
+
     def _step(
-        self, client: Client, optimizer: torch.optim.Optimizer, batch: Images, uniforms: Tensor
+        self, client: Client, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        views = self.method.views
-        with part("augmentation"):
-            images = self.augmentation.apply(batch.pixels.repeat(views, 1, 1, 1), uniforms)
-            if client.id in self._channels_last:
-                images = pixels_together(images)
-        terms = self.method.loss(client, images, batch.labels.repeat(views))
+        terms = self.method.loss(client, images, labels)
         optimizer.zero_grad(set_to_none=True)
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
