@@ -18,7 +18,7 @@ def conv_bn_relu(inputs: int, outputs: int, stride: int = 1, groups: int = 1, ke
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
     )
 
 

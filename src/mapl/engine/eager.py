@@ -99,7 +99,7 @@ class EagerEngine(Engine):
                 stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
                 self._seed_layers(key(self.seed, client.id, round, "layers"))
             if client.id in self._channels_last:
-                stack.enter_context(channels_last(optimizer))
+                stack.enter_context(channels_last(client.model, optimizer))
             for step, batch in enumerate(self._augmented(client, images, batches, uniforms)):
                 epoch, first = divmod(step, len(batches) // self.settings.epochs)
                 if first == 0:
