@@ -18,7 +18,7 @@ from mapl import Dataset, Recipe
 from mapl.model import ClientModel
 from mapl.recipe import merge
 from mapl.round import play_round
-from mapl.world import build_world
+from mapl.world import build_world, lasting
 
 SERIES = {
     "cuda": {"resnet18": ["resnet18"], "mixed": PAPERS},
@@ -90,12 +90,13 @@ def _point(clients: int, backbones: list[str], options: Options, before: list[Ro
     torch.set_num_threads(recipe.train.threads)
     seconds: list[float] = []
     start = time.perf_counter()
-    # One round before those that count, and one that counts; more while there is time.
-    while len(seconds) < 2 or (len(seconds) <= MOST_ROUNDS and time.perf_counter() - start < options.seconds):
-        watch = Stopwatch(options.device)
-        play_round(world, len(seconds))
-        seconds.append(watch.stop())
-        say(f"{clients} clients ({', '.join(backbones)}): round {len(seconds) - 1} in {seconds[-1]:.2f} s")
+    with lasting():
+        # One round before those that count, and one that counts; more while there is time.
+        while len(seconds) < 2 or (len(seconds) <= MOST_ROUNDS and time.perf_counter() - start < options.seconds):
+            watch = Stopwatch(options.device)
+            play_round(world, len(seconds))
+            seconds.append(watch.stop())
+            say(f"{clients} clients ({', '.join(backbones)}): round {len(seconds) - 1} in {seconds[-1]:.2f} s")
     median = middle(seconds[1:])
     each = median / clients
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -345,3 +346,10 @@ def test_the_three_lines_of_the_package_documentation(tmp_path):
     assert 0 <= record.mean <= 1
     assert record.weights().shape == (2, 2)
     assert json.loads((tmp_path / "run" / "history.jsonl").read_text())["round"] == 0
+
+
+def test_what_a_run_begins_with_is_no_business_of_the_garbage_collector_until_it_ends(tmp_path):
+    frozen = []
+    mapl.run(small("mapl", rounds=2), tmp_path / "run", observers=[lambda *_: frozen.append(gc.get_freeze_count())])
+    assert min(frozen) > 0
+    assert gc.get_freeze_count() == 0

@@ -136,9 +136,11 @@ class Writer:
         digest = hashlib.sha256()
 
         def hashed() -> Iterator[memoryview]:
-            for part in _parts(tensors):
-                digest.update(part)
-                yield part
+            with ThreadPoolExecutor(1, "digest") as beside:
+                for part in _parts(tensors):
+                    hashing = beside.submit(digest.update, part)  # while it is written
+                    yield part
+                    hashing.result()
 
         return write_parts(
             folder / f".{rounds:06d}.safetensors.{os.getpid()}",

@@ -22,7 +22,7 @@ from mapl.history import CLIENTS, HISTORY, PROFILE, RECIPE, TIMES, Record, Round
 from mapl.model import Backbone
 from mapl.recipe import Recipe, flat, to_toml
 from mapl.round import budget_is_spent, is_tested, play_round
-from mapl.world import World, build_world, cards, given_in_python, restore, saved_state
+from mapl.world import World, build_world, cards, given_in_python, lasting, restore, saved_state
 
 Observer = Callable[[Recipe, Round, dict[str, float]], None]
 """Called after every round with the recipe, the line of the history, and the seconds of each part of the round."""
@@ -107,7 +107,8 @@ def _loop(world: World, folder: Path, observers: Sequence[Observer], stop: Calla
     recipe, first = world.recipe, len(world.rounds)
     torch.set_num_threads(recipe.train.threads)
     world.engine.warm_up(world.clients)
-    with clock.running(world.engine.device), checkpoint.Writer(folder, recipe.checkpoint.keep) as checkpoints:
+    writer = checkpoint.Writer(folder, recipe.checkpoint.keep)
+    with clock.running(world.engine.device), lasting(), writer as checkpoints:
         for t in range(first, recipe.rounds):
             if budget_is_spent(world):
                 break
