@@ -8,6 +8,7 @@ import resource
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -204,15 +205,29 @@ def test_a_file_that_is_written_in_parts_has_the_same_bytes(part, monkeypatch, t
     assert data == safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
-def test_a_gpu_without_room_for_a_copy_has_it_made_on_the_host():
-    class Full:
-        def clone(self):
-            raise torch.cuda.OutOfMemoryError("full")
+def test_storages_that_begin_at_one_address_are_not_one(tmp_path):
+    whole = np.arange(8.0)
+    path = save(tmp_path, 1, {"a": torch.from_numpy(whole[:2]), "b": torch.from_numpy(whole)}, keep=9)
+    assert load(path).tensors["b"].tolist() == whole.tolist()
 
-        def cpu(self):
-            return "copy on the host"
 
-    assert mapl.checkpoint._copied(Full()) == "copy on the host"
+def test_a_tensor_that_points_elsewhere_meanwhile_is_saved_as_it_was(disk, tmp_path):
+    tensor, other = torch.zeros(3), torch.randn(2, dtype=torch.complex64)
+    with Writer(tmp_path, keep=9) as writer:
+        writer.save(1, {"x": tensor, "y": other.conj()})
+        tensor.data = torch.ones(5)
+        disk.set()
+        path = writer.wait()
+    assert load(path).tensors["x"].tolist() == [0] * 3
+    assert torch.equal(load(path).tensors["y"], other.conj().resolve_conj())
+
+
+def test_a_gpu_without_room_for_copies_has_them_made_on_the_host(monkeypatch):
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2000, 10_000))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 5500)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 5000)
+    assert mapl.checkpoint._room_for(1500)
+    assert not mapl.checkpoint._room_for(1501)
 
 
 def test_what_the_thread_meets_is_raised_once_at_the_next_checkpoint_or_the_end(monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from torch import nn
 
 from conftest import assert_same, parameters, play, small
 from mapl import MaplError
+from mapl.engine import channels_last
 from mapl.engine.eager import make_optimizer
 from mapl.engine.workers import never_draws, side_by_side
 from mapl.methods.mapl import Mapl
@@ -329,3 +330,64 @@ def test_a_client_that_waits_keeps_no_optimiser_and_no_gradients():
     world.engine.train_all(world.clients, 0)
     assert not world.engine.optimizers
     assert all(parameter.grad is None for client in world.clients for parameter in client.model.parameters())
+
+
+def test_images_made_for_several_steps_are_those_made_step_by_step(monkeypatch):
+    world = world_of(train={"epochs": 3, "batch": 5}, partition={"shots": 2})
+    client = world.clients[0]
+    draws = world.engine.draw(client, 0)
+
+    def made(numbers):
+        monkeypatch.setattr("mapl.engine.eager.AT_A_TIME", numbers)
+        return list(world.engine._augmented(client, client.train, draws.batches, draws.uniforms))
+
+    at_once, singly = made(4 * 10 * 64), made(1)
+    assert len(draws.batches) == len(at_once) == len(singly) == 6
+    for (images, labels), (ours, theirs) in zip(at_once, singly, strict=True):
+        assert torch.equal(images, ours)
+        assert torch.equal(labels, theirs)
+        assert labels.tolist() == labels[:5].tolist() * 2
+
+
+class Scribbling(nn.Module):
+    """A backbone that writes over its images, and pools with two results."""
+
+    def __init__(self, image, embedding):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+        self.convolution = nn.Conv2d(image[0], 4, 3, padding=1)
+        self.pool = nn.MaxPool2d(2, return_indices=True)
+        self.last = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, embedding))
+
+    def forward(self, images):
+        if self.gain.requires_grad and torch.is_grad_enabled():
+            images = images.mul_(self.gain)
+        pooled, _ = self.pool(self.convolution(images))
+        return self.last(pooled)
+
+
+def test_a_backbone_may_write_over_its_images_and_pool_with_two_results():
+    backbones = {"scribbling": Scribbling}
+    recipe = given_in_python(small("local", train={"batch": 5}, partition={"shots": 2}), None, backbones)
+    world = build_world(recipe, backbones=backbones)
+    for t in range(2):
+        play_round(world, t)
+    assert all(client.model.backbone.gain != 1 for client in world.clients)
+
+
+def test_gradients_come_back_to_a_pooling_in_its_order_and_nothing_is_left_behind(monkeypatch):
+    world = world_of(model={"backbones": ["cnn"]})
+    client, together, seen = world.clients[0], channels_last._together, []
+
+    def spy(gradient):
+        seen.append((gradient, together(gradient)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(channels_last, "_together", spy)
+    world.engine.train(client, 0)
+    assert len(seen) == len(world.engine.draw(client, 0).batches)
+    for gradient, ours in seen:
+        assert not gradient.is_contiguous(memory_format=torch.channels_last)
+        assert ours.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(gradient, ours)
+    assert not any(layer._forward_hooks for layer in client.model.modules())

@@ -14,8 +14,9 @@ import json
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +51,10 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 """What safetensors calls each dtype, in the order in which it lays tensors out: wide ones first, so all are aligned."""
+
+
+Copies = dict[tuple[int, int], Tensor]
+"""Copies of storages, by the address and the bytes of each."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,12 @@ class Writer:
         Waits for the checkpoint before it, and raises what that one met.
         """
         self.wait()
-        copies = _storages_of(tensors)
-        made = torch.cuda.current_stream().record_event() if _on_gpu(tensors) else None
+        # Views of our own, which nobody points elsewhere.
+        tensors = {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in tensors.items()}
+        copies, made = _storages_of(tensors), None
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            made = torch.cuda.current_stream().record_event()
         self._writing = self._thread.submit(self._write, rounds, tensors, copies, made)
 
     def wait(self) -> Path | None:
@@ -108,7 +117,7 @@ class Writer:
         self,
         rounds: int,
         tensors: Mapping[str, Tensor],
-        copies: dict[int, Tensor],
+        copies: Copies,
         made: torch.cuda.Event | None,
     ) -> Path:
         self._bring(copies, made)
@@ -120,64 +129,67 @@ class Writer:
                 left.unlink(missing_ok=True)
         return path
 
-    def _bring(self, copies: dict[int, Tensor], made: torch.cuda.Event | None) -> None:
+    def _bring(self, copies: Copies, made: torch.cuda.Event | None) -> None:
         """To the host, once they are `made`: copied beside the run, with no kernel that would wait for its kernels."""
-        if made is None:
+        if made is None or self._stream is None:
             return
-        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_event(made)
         with torch.cuda.stream(self._stream):
-            for address in copies:
-                copies[address] = copies[address].cpu()
+            for place in copies:
+                copies[place] = copies[place].cpu()
 
     def _write_parts(self, rounds: int, tensors: Mapping[str, Tensor]) -> Path:
         folder = self.run / FOLDER
         folder.mkdir(exist_ok=True)
         digest = hashlib.sha256()
 
-        def hashed() -> Iterator[memoryview]:
+        def hashed() -> Generator[memoryview]:
             with ThreadPoolExecutor(1, "digest") as beside:
                 for part in _parts(tensors):
                     hashing = beside.submit(digest.update, part)  # while it is written
                     yield part
                     hashing.result()
 
-        return write_parts(
-            folder / f".{rounds:06d}.safetensors.{os.getpid()}",
-            hashed(),
-            lambda: folder / f"{rounds:06d}-{_beginning(digest)}.safetensors",
-        )
+        with closing(hashed()) as parts:
+            return write_parts(
+                folder / f".{rounds:06d}.safetensors.{os.getpid()}",
+                parts,
+                lambda: folder / f"{rounds:06d}-{_beginning(digest)}.safetensors",
+            )
 
 
-def _on_gpu(tensors: Mapping[str, Tensor]) -> bool:
-    return any(tensor.is_cuda for tensor in tensors.values())
-
-
-def _storages_of(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """Copies of what the tensors are views of, as bytes, by address: thousands of them are views of a few."""
+def _storages_of(tensors: Mapping[str, Tensor]) -> Copies:
+    """Copies of what the tensors are views of, as bytes: thousands of them are views of a few."""
     # An engine may still move models that wait on the host, in a stream of its own.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-    copies: dict[int, Tensor] = {}
-    for tensor in tensors.values():
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in copies:
-            bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            copies[storage.data_ptr()] = _copied(bytes_)
+    storages = {_place(tensor): tensor for tensor in tensors.values()}
+    beside = _room_for(sum(size for (_, size), tensor in storages.items() if tensor.is_cuda))
+    copies = {}
+    for place, tensor in storages.items():
+        bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+        copies[place] = bytes_.clone() if beside or not tensor.is_cuda else bytes_.cpu()
     return copies
 
 
-def _copied(bytes_: Tensor) -> Tensor:
-    """A copy where they are, or on the host where a GPU has no room for it."""
-    try:
-        return bytes_.clone()
-    except torch.cuda.OutOfMemoryError:
-        return bytes_.cpu()
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Address and bytes of a storage: two that are not one may begin at one address."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
 
 
-def _copy_of(tensor: Tensor, copies: Mapping[int, Tensor]) -> Tensor:
+def _room_for(size: int) -> bool:
+    """Whether the GPU has room for copies of that size, and a tenth of its memory besides."""
+    if not size:
+        return True
+    free, whole = torch.cuda.mem_get_info()
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return size + whole // 10 <= free + unused
+
+
+def _copy_of(tensor: Tensor, copies: Copies) -> Tensor:
     """The tensor as it was when its storage was copied."""
-    storage = copies[tensor.untyped_storage().data_ptr()].untyped_storage()
+    storage = copies[_place(tensor)].untyped_storage()
     return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 

@@ -201,6 +201,7 @@ def lasting() -> Iterator[None]:
 
     A thousand clients' models are three million objects, which would hold a round up for a second now and then.
     """
+    gc.collect()
     gc.freeze()
     try:
         yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -75,11 +74,14 @@ def channels_last(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
             _move_state(optimizer, weights, torch.contiguous_format)
 
 
-def _keep_order_on_the_way_back(layer: nn.Module, inputs: object, output: Tensor) -> None:
+def _keep_order_on_the_way_back(layer: nn.Module, inputs: object, output: object) -> None:
     """A flattening hands gradients back in the usual order, with which a pooling takes up to five times as long."""
-    if output.requires_grad and output.dim() == 4:
-        together = partial(torch.clone, memory_format=torch.channels_last)
-        output.register_hook(together)  # type: ignore[no-untyped-call]
+    if isinstance(output, Tensor) and output.requires_grad and output.dim() == 4:
+        output.register_hook(_together)  # type: ignore[no-untyped-call]
+
+
+def _together(gradient: Tensor) -> Tensor:
+    return gradient.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def _move_state(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], order: torch.memory_format) -> None:

@@ -23,8 +23,8 @@ from mapl.keys import key
 __all__ = ["Draws", "EagerEngine", "make_optimizer"]
 
 TEST_BATCH = 512
-STEPS_AT_A_TIME = 4
-"""How many steps' images are augmented at once: fewer calls, and still no more than a cache holds."""
+AT_A_TIME = 2**19
+"""Numbers of the images that are augmented at once, about what a core's cache holds: several steps' small ones."""
 
 Result = TypeVar("Result")
 
@@ -121,15 +121,18 @@ class EagerEngine(Engine):
     def _augmented(
         self, client: Client, images: Images, batches: Tensor, uniforms: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """All views (V · B, C, H, W) and labels (V · B,) of each step, made for a few steps at a time."""
+        """All views (V · B, C, H, W) and labels (V · B,) of each step; small images are made for several at a time."""
         size = self.method.views * batches.shape[1]
-        for some, draws in zip(*(torch.split(x, STEPS_AT_A_TIME) for x in (batches, uniforms)), strict=True):
+        steps = max(1, AT_A_TIME // (size * images.pixels[0].numel()))
+        for some, draws in zip(torch.split(batches, steps), torch.split(uniforms, steps), strict=True):
             with part("augmentation"):
                 chosen = some.repeat(1, self.method.views).flatten()
                 made = self.augmentation.apply(images.pixels[chosen], draws.flatten(0, 1))
                 if client.id in self._channels_last:
                     made = pixels_together(made)
-            yield from zip(torch.split(made, size), torch.split(images.labels[chosen], size), strict=True)
+            for step, labels in enumerate(torch.split(images.labels[chosen], size)):
+                # Detached, so that a network may write over its images: they are no part of anything then.
+                yield made[step * size : (step + 1) * size].detach(), labels
 
     def _step(
         self, client: Client, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor

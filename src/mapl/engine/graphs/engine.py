@@ -70,6 +70,7 @@ class GraphEngine(Engine):
         self.counters: dict[int, Tensor] = {}
         self.moments: dict[int, tuple[Tensor, int]] = {}
         self._drawn: dict[tuple[int, int], Future[tuple[Tensor, Tensor]]] = {}
+        self._drawn_for: int | None = None
         self._workers = ThreadPoolExecutor(4)
         self._ready = False
         kinds: dict[Kind, list[Client]] = {}
@@ -251,7 +252,7 @@ class GraphEngine(Engine):
         present = {c.id for c in clients}
         found: dict[int, tuple[list[str], Tensor, int, int]] = {}
         waves = self._waves(present)
-        if not self._drawn:  # the first round's
+        if self._drawn_for != round:  # the first, which no round before it could draw
             self._draw_ahead(clients, round)
         for wave in waves:
             # A profile waits for the GPU at the borders of parts: all are fed before anybody learns. Otherwise each
@@ -372,6 +373,7 @@ class GraphEngine(Engine):
     def _draw_ahead(self, clients: Sequence[Client], round: int) -> None:
         """The next round's draws, while the GPU works on this one; a few hundred clients' at most."""
         self._drawn.clear()
+        self._drawn_for = round
         for client in clients[:200]:
             self._drawn[client.id, round] = self._workers.submit(self._pinned, client, round)
 

@@ -43,7 +43,7 @@ class Builders:
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(cores(), "kernels")
+        self._threads = ThreadPoolExecutor(cores(), "kernels", *_on_this_gpu())
         self._known: set[Any] = set()
         self._first: Future[None] | None = None
 
@@ -73,6 +73,11 @@ class Builders:
     def wait(self) -> None:
         """What could not be built says so when it is launched."""
         self._threads.shutdown()
+
+
+def _on_this_gpu() -> tuple[Any, ...]:
+    """What a new thread begins with, so that it works for the GPU that this one does."""
+    return (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
 
 
 def _kind(value: Any, plain: bool) -> Any:
