@@ -199,7 +199,7 @@ def _check_letters(world: World) -> None:
 def lasting() -> Iterator[None]:
     """Inside, everything that is there already stays: Python's garbage collector does not look through it.
 
-    A thousand clients' models are three million objects, which would hold a round up for a second now and then.
+    The models of 400 clients are a million objects, which would hold a round up for a third of a second now and then.
     """
     gc.collect()
     gc.freeze()

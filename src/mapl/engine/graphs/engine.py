@@ -371,7 +371,7 @@ class GraphEngine(Engine):
         return draws.batches.pin_memory(), draws.uniforms.pin_memory()
 
     def _draw_ahead(self, clients: Sequence[Client], round: int) -> None:
-        """The next round's draws, while the GPU works on this one; a few hundred clients' at most."""
+        """The draws of a round to come, while the GPU is busy; a few hundred clients' at most."""
         self._drawn.clear()
         self._drawn_for = round
         for client in clients[:200]:
