@@ -94,9 +94,11 @@ def _point(clients: int, backbones: list[str], options: Options, before: list[Ro
         # One round before those that count, and one that counts; more while there is time.
         while len(seconds) < 2 or (len(seconds) <= MOST_ROUNDS and time.perf_counter() - start < options.seconds):
             watch = Stopwatch(options.device)
-            play_round(world, len(seconds))
+            _, parts = play_round(world, len(seconds))
             seconds.append(watch.stop())
-            say(f"{clients} clients ({', '.join(backbones)}): round {len(seconds) - 1} in {seconds[-1]:.2f} s")
+            spent = ", ".join(f"{part} {part_seconds:.3f}" for part, part_seconds in parts.items())
+            who = f"{clients} clients ({', '.join(backbones)})"
+            say(f"{who}: round {len(seconds) - 1} in {seconds[-1]:.2f} s ({spent})")
     median = middle(seconds[1:])
     each = median / clients
     return {

@@ -44,6 +44,8 @@ class _Family:
     layout: Layout
     group: bool
     steps: int
+    operations: float
+    """Of one image's way through the network; counted where it can learn in groups."""
     size: int = 1
     eager: bool = False
     """Whether no graph can be recorded of it."""
@@ -97,7 +99,8 @@ class GraphEngine(Engine):
         group = _groupable(model)
         layout = Layout(model, group=group, low_precision=group and self.precision is not None)
         steps = max(self._steps(client) for client in clients)
-        return _Family(kind, clients, layout, group, steps)
+        operations = _operations(clients[0]) if group else 0.0
+        return _Family(kind, clients, layout, group, steps, operations)
 
     def _steps(self, client: Client) -> int:
         return client.samples // min(self.settings.batch, client.samples) * self.settings.epochs
@@ -238,7 +241,7 @@ class GraphEngine(Engine):
 
     def _together(self, family: _Family, group: bool) -> int:
         """How many clients a slot has at most."""
-        operations = _operations(family.clients[0]) * family.kind.batch * self.method.views if group else 0
+        operations = family.operations * family.kind.batch * self.method.views
         return self.engine_settings.together if group and operations <= ALONE else 1
 
     # A round
@@ -540,9 +543,10 @@ def _groupable(model: ClientModel) -> bool:
 def _operations(client: Client) -> float:
     """Floating-point operations of one image's way through the layers with weights, a product and its sum being two.
 
-    Torch's own counter loads its whole compiler, which takes seconds.
+    Torch's own counter loads its whole compiler, which takes seconds; and this is counted before models come to a GPU,
+    which would load programs that nothing else runs.
     """
-    image = client.train.pixels[:2].float().to(next(client.model.parameters()).device)
+    image = client.train.pixels[:2].float()
     counts: list[int] = []
 
     def count(layer: nn.Conv2d | nn.Linear, _: object, output: Tensor) -> None:

@@ -339,7 +339,8 @@ class _Pool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, k: int, s: int, p: int, ceil: bool) -> Tensor:
         x = rows(x)
         n, c, h, w = x.shape
-        ho, wo = F.max_pool2d(x.new_empty((1, 1, h, w), device="meta"), k, s, p, ceil_mode=ceil).shape[2:]
+        # On the CPU, where it is nothing: tensors without memory (meta) would have torch load its algebra, for seconds.
+        ho, wo = F.max_pool2d(torch.empty(1, 1, h, w), k, s, p, ceil_mode=ceil).shape[2:]
         y = torch.empty((n, c, ho, wo), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         which = torch.empty_like(y, dtype=torch.uint8)
         geometry = c // align(c), h, w, ho, wo, shift(s), p
@@ -388,19 +389,19 @@ class AveragePool(nn.Module):
     def __init__(self, module: nn.AdaptiveAvgPool2d):
         super().__init__()
         self.size = module.output_size
-        self._sums: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._sums: dict[tuple[int, int], tuple[Tensor, Tensor, torch.Size]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         n, c, h, w = x.shape
         if (h, w) not in self._sums:
             # What torch's own makes of each single pixel says which outputs it is part of.
             pixels = torch.eye(h * w, device=x.device).view(h * w, 1, h, w)
-            shares = F.adaptive_avg_pool2d(pixels, self.size).flatten(1).T  # (outputs, pixels)
-            self._sums[h, w] = (shares > 0).to(x.dtype), shares.amax(1, keepdim=True)
-        sums, share = self._sums[h, w]
+            parts = F.adaptive_avg_pool2d(pixels, self.size)
+            shares = parts.flatten(1).T  # (outputs, pixels)
+            self._sums[h, w] = (shares > 0).to(x.dtype), shares.amax(1, keepdim=True), parts.shape[2:]
+        sums, share, size = self._sums[h, w]
         pooled = torch.matmul(sums, x.permute(0, 2, 3, 1).reshape(n, h * w, c)) * share.to(x.dtype)
-        rows_out, columns = F.adaptive_avg_pool2d(x.new_empty((1, 1, h, w), device="meta"), self.size).shape[2:]
-        return pooled.view(n, rows_out, columns, c).permute(0, 3, 1, 2)
+        return pooled.view(n, *size, c).permute(0, 3, 1, 2)
 
 
 def _one(size: Any) -> int:

@@ -48,6 +48,22 @@ class Kind:
     batch: int
 
 
+class _Ends(torch.autograd.Function):
+    """One end of several terms (G,), from which the way back goes to all of them with ones.
+
+    Torch takes the ones too, but to compare their shapes it loads its algebra, which takes seconds.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ones: Tensor, *terms: Tensor) -> Tensor:
+        ctx.gradients = [ones.view(term.shape).to(term.dtype) for term in terms]
+        return ones.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.gradients
+
+
 class Slot:
     """Room for `size` clients of the kind that `client` is of."""
 
@@ -252,7 +268,7 @@ class Slot:
         ends = [value for value in terms.values() if value.requires_grad]
         if not ends:
             raise CannotGroup("no term of the loss depends on a parameter")
-        torch.autograd.backward(ends, [self.ones.view(value.shape).to(value.dtype) for value in ends])
+        torch.autograd.backward(_Ends.apply(self.ones, *ends))  # type: ignore[no-untyped-call]
 
     def _single_terms(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """One client, its network as its author wrote it."""
