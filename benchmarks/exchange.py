@@ -32,7 +32,11 @@ def measure(options: Options) -> Report:
     torch.set_num_threads(1)  # as a recipe has it
     cases, rounds = (QUICK, 3) if options.quick else (CASES, 5)
     rows = [measure_case(name, clients, options.device, rounds) for name, clients in cases]
-    return Report("Letters: written, carried and read", "The exchange of a round alone.", {"Letters": rows})
+    words = (
+        "The exchange of a round alone: letters are written, posted and read, the graph is learned, prototypes are "
+        "mixed. Nobody trains."
+    )
+    return Report("Letters: written, carried and read", words, {"Letters": rows})
 
 
 def measure_case(name: str, clients: int, device: torch.device, rounds: int) -> Row:
