@@ -1,5 +1,6 @@
 """The engine for GPUs, against the eager one. Without a GPU its kernels run in Triton's interpreter, step by step."""
 
+import sys
 import warnings
 
 import pytest
@@ -14,7 +15,7 @@ from mapl.data.dataset import DataSettings
 from mapl.data.sources.digits import Digits
 from mapl.engine._base import make_deterministic
 from mapl.engine.graphs import GraphEngine
-from mapl.engine.graphs.engine import _operations
+from mapl.engine.graphs.families import operations_of
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
 from mapl.losses import cross_entropy
@@ -135,6 +136,20 @@ def flat(image, embedding):
     """A network whose kernels the interpreter is quick with."""
     pixels = image[0] * image[1] * image[2]
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, embedding))
+
+
+def pooled(image, embedding):
+    return nn.Sequential(nn.MaxPool2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(image[0], embedding))
+
+
+@cpu_only
+def test_setting_up_and_learning_do_without_torchs_algebra(monkeypatch):
+    """It takes seconds to load; torch does so where a tensor has no memory, or `backward` is given gradients."""
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)
+    graphs = graph_world(recipe(), {"pooled": pooled})
+    play_round(graphs, 0)
+    assert graphs.engine.families[0].group
+    assert graphs.engine.families[0].slots
 
 
 def other(image, embedding):
@@ -579,7 +594,7 @@ def test_operations_of_a_backbone_are_those_that_torch_counts():
     for client in world.clients:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             client.model.eval().embed(client.train.pixels[:1].float())
-        assert _operations(client) == counter.get_total_flops()
+        assert operations_of(client) == counter.get_total_flops()
 
 
 def test_torch_is_told_to_be_deterministic_and_no_longer_to_be():

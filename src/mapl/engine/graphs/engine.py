@@ -5,26 +5,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mapl.client import Client
 from mapl.clock import part, profiled
 from mapl.engine._base import Engine, check_finite, make_deterministic
 from mapl.engine.eager import EagerEngine
 from mapl.engine.graphs import branches, kernels
-from mapl.engine.graphs.convert import grouped
-from mapl.engine.graphs.layers import CannotGroup, Keys, Stack
+from mapl.engine.graphs.families import Family, Kind, groupable, operations_of
 from mapl.engine.graphs.layout import Layout
-from mapl.engine.graphs.slot import Kind, Slot
+from mapl.engine.graphs.slot import Slot
 from mapl.engine.views import Views
 from mapl.errors import MaplError
 from mapl.keys import key
-from mapl.model import ClientModel
 
 LANES = 8
 """How many groups work at a time, shared among the kinds: more gain nothing once the GPU is full, and cost memory."""
@@ -33,30 +29,6 @@ ALONE_LANES = 5
 ALONE = 20e9
 """Operations of a forward pass from which a client keeps the GPU busy by itself, and is not grouped with others."""
 TEST_BATCH = 500
-
-
-@dataclass
-class _Family:
-    """All clients of one kind, and the slots that they take turns in."""
-
-    kind: Kind
-    clients: list[Client]
-    layout: Layout
-    group: bool
-    steps: int
-    operations: float
-    """Of one image's way through the network; counted where it can learn in groups."""
-    size: int = 1
-    eager: bool = False
-    """Whether no graph can be recorded of it."""
-    slots: list[Slot] = field(default_factory=list)
-
-    def turns(self, present: set[int]) -> list[list[tuple[Slot, list[Client]]]]:
-        """Who is in which slot in each turn."""
-        clients = sorted((c for c in self.clients if c.id in present), key=lambda c: -c.samples)
-        chunks = [clients[i : i + self.size] for i in range(0, len(clients), self.size)]
-        lanes = len(self.slots)
-        return [list(zip(self.slots, chunks[i : i + lanes], strict=False)) for i in range(0, len(chunks), lanes)]
 
 
 class GraphEngine(Engine):
@@ -94,13 +66,13 @@ class GraphEngine(Engine):
 
     # Where clients live
 
-    def _family(self, kind: Kind, clients: list[Client]) -> _Family:
+    def _family(self, kind: Kind, clients: list[Client]) -> Family:
         model = clients[0].model
-        group = _groupable(model)
+        group = groupable(model)
         layout = Layout(model, group=group, low_precision=group and self.precision is not None)
         steps = max(self._steps(client) for client in clients)
-        operations = _operations(clients[0]) if group else 0.0
-        return _Family(kind, clients, layout, group, steps, operations)
+        operations = operations_of(clients[0]) if group else 0.0
+        return Family(kind, clients, layout, group, steps, operations)
 
     def _steps(self, client: Client) -> int:
         return client.samples // min(self.settings.batch, client.samples) * self.settings.epochs
@@ -136,7 +108,7 @@ class GraphEngine(Engine):
                 f"engine.memory ({str(error).splitlines()[0]})"
             ) from error
 
-    def _warm_up(self, families: list[_Family], clients: list[Client]) -> None:
+    def _warm_up(self, families: list[Family], clients: list[Client]) -> None:
         branches.forget()
         self.train_pool = _Pool(self.device, {c.id: (c.train.pixels, c.train.labels) for c in clients})
         self.test_pool = _Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
@@ -148,10 +120,10 @@ class GraphEngine(Engine):
         for family in families:
             self._build(family)
 
-    def _build_kernels(self, families: list[_Family]) -> None:
+    def _build_kernels(self, families: list[Family]) -> None:
         """All kernels of all families, which takes most of the time of setting up: their steps without running them."""
 
-        def all_launches(family: _Family) -> None:
+        def all_launches(family: Family) -> None:
             for slot in family.slots:
                 with slot.lane():
                     slot.try_all()
@@ -162,7 +134,7 @@ class GraphEngine(Engine):
                 self._try(family, all_launches)
             views.result()
 
-    def _try(self, family: _Family, work: Callable[[_Family], None]) -> None:
+    def _try(self, family: Family, work: Callable[[Family], None]) -> None:
         """Do something that a user's network or method may not take; `_build` finds out about it again, and says so."""
         try:
             work(family)
@@ -171,7 +143,7 @@ class GraphEngine(Engine):
         except Exception:
             self._drop_slots(family)
 
-    def _drop_slots(self, family: _Family) -> None:
+    def _drop_slots(self, family: Family) -> None:
         """What did not work may still be under way, and others will be given its memory."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -187,7 +159,7 @@ class GraphEngine(Engine):
                 index = torch.zeros(1, dtype=torch.int64, device=self.device)
                 Views(self.augmentation, self.device).make(self.train_pool.pixels, index, nothing, out)
 
-    def _build(self, family: _Family) -> None:
+    def _build(self, family: Family) -> None:
         """Slots of the widest kind that works: a group, one client as its author wrote it, or none (eager)."""
         for group in [True, False] if family.group else [False]:
             if family.group and not group:
@@ -202,7 +174,7 @@ class GraphEngine(Engine):
                 self._drop_slots(family)
         self._leave_to_eager(family, reason)
 
-    def _leave_to_eager(self, family: _Family, reason: str) -> None:
+    def _leave_to_eager(self, family: Family, reason: str) -> None:
         """Clients that no graph can be recorded of train beside the others, as the reference does."""
         family.eager = True
         text = f"backbone {family.kind.backbone!r} with method {self.method.name!r} cannot be captured in a CUDA graph"
@@ -212,13 +184,13 @@ class GraphEngine(Engine):
         warnings.warn(f"{text} ({reason}): {slower}", stacklevel=2)
         self.eager.adopt(family.clients)
 
-    def _relayout(self, family: _Family) -> None:
+    def _relayout(self, family: Family) -> None:
         family.group = False
         family.layout = Layout(family.clients[0].model, group=False)
         for client in family.clients:
             self._bind(client, family.layout, self.rows[client.id].device)
 
-    def _make_slots(self, family: _Family, group: bool) -> None:
+    def _make_slots(self, family: Family, group: bool) -> None:
         turns = -(-len(family.clients) // self._together(family, group))
         wanted = min(turns, self.lanes if turns < len(family.clients) else max(self.lanes, ALONE_LANES))
         while len(family.slots) < wanted:
@@ -226,7 +198,7 @@ class GraphEngine(Engine):
         for slot in family.slots:
             slot.capture()
 
-    def _slot(self, family: _Family, group: bool) -> Slot:
+    def _slot(self, family: Family, group: bool) -> Slot:
         """An empty slot, with a client in its first place to try things on."""
         first, most = family.clients[0], self._together(family, group)
         family.size = -(-len(family.clients) // -(-len(family.clients) // most))
@@ -239,7 +211,7 @@ class GraphEngine(Engine):
         slot.load([first], [self.rows[first.id]], [self.counters[first.id]])
         return slot
 
-    def _together(self, family: _Family, group: bool) -> int:
+    def _together(self, family: Family, group: bool) -> int:
         """How many clients a slot has at most."""
         operations = family.operations * family.kind.batch * self.method.views
         return self.engine_settings.together if group and operations <= ALONE else 1
@@ -526,38 +498,3 @@ def _to_host(tensors: dict[int, Tensor]) -> dict[int, Tensor]:
         return {}
     joined = torch.cat(list(tensors.values())).cpu()
     return dict(zip(tensors, torch.split(joined, [len(v) for v in tensors.values()]), strict=True))
-
-
-def _groupable(model: ClientModel) -> bool:
-    """Whether its networks can be rewritten for a group."""
-    nothing = torch.empty(0)
-    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, set(), set(), nothing)
-    try:
-        for part in ("backbone", "projector"):
-            grouped(getattr(model, part), part, stack)
-    except CannotGroup:
-        return False
-    return True
-
-
-def _operations(client: Client) -> float:
-    """Floating-point operations of one image's way through the layers with weights, a product and its sum being two.
-
-    Torch's own counter loads its whole compiler, which takes seconds; and this is counted before models come to a GPU,
-    which would load programs that nothing else runs.
-    """
-    image = client.train.pixels[:2].float()
-    counts: list[int] = []
-
-    def count(layer: nn.Conv2d | nn.Linear, _: object, output: Tensor) -> None:
-        counts.append(2 * output.numel() * layer.weight[0].numel())
-
-    training = client.model.training
-    client.model.eval()
-    with torch.no_grad(), ExitStack() as hooks:
-        for layer in client.model.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                hooks.enter_context(layer.register_forward_hook(count))
-        client.model.embed(image)
-    client.model.train(training)
-    return sum(counts) / len(image)

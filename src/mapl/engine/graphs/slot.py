@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,17 +34,6 @@ from mapl.model import ClientModel
 ADAM_EPS = 1e-8
 SHARED = ("head.weight", "head.bias", "prototypes")
 """Parameters that a method reads by itself; autograd follows them, and no layer of a group does."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Clients that can take each other's place in a slot."""
-
-    backbone: str
-    architecture: str
-    layers: str
-    """The backbone as torch prints it: two of one architecture may differ in a rate or a slope."""
-    batch: int
 
 
 class _Ends(torch.autograd.Function):
