@@ -260,9 +260,10 @@ def _directions(heads: Tensor, form: Form) -> Iterator[Tensor]:
     # |Σ a b| ≤ K by Cauchy-Schwarz, and each product is a multiple of 4⁻ᵇ: exact while K · 4ᵇ stays below 2⁵³.
     scale = 2.0 ** min(24, (52 - (classes - 1).bit_length()) // 2)
     features = max(64, NUMBERS // len(heads))  # small enough that the memory is used again, not asked for anew
-    for k in range(classes):
-        for part in torch.split(heads[:, k], features, dim=1):
-            yield (part / norms[:, k, None]).mul_(scale).round_().div_(scale).double()
+    together = max(1, features // heads.shape[2])  # whole classes, where some fit: few heads are one slice
+    for some, sizes in zip(torch.split(heads, together, dim=1), torch.split(norms, together, dim=1), strict=True):
+        for part in torch.split(some, features, dim=2):
+            yield (part / sizes.unsqueeze(2)).mul_(scale).round_().div_(scale).double().flatten(1)
 
 
 NUMBERS = 2**20

@@ -153,6 +153,7 @@ class Padded:
 
     def __init__(self, circles: Circles, which: NDArray[np.int64], width: int) -> None:
         sizes = circles.sizes[which]
+        self.width = width
         self.me = torch.from_numpy(circles.me[which])
         """(b,)"""
         column = np.arange(width)

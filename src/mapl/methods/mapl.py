@@ -22,6 +22,9 @@ from mapl.network import Inbox, Letter
 
 __all__ = ["Mapl"]
 
+NARROW = 64
+"""Rows of W up to this width are learned on the CPU, where they are kept: a GPU takes longer to be asked."""
+
 Term = Literal["contrastive", "prototype", "uniformity"]
 
 
@@ -132,8 +135,10 @@ class Mapl(Method[MaplSettings]):
         whole = [samples.sum() if use.confidence == "share" else samples.mean() for samples in known]
         confidence = circles.read("samples") / np.repeat(whole, circles.sizes)
         for rows in circles.widths():
-            w, s, gamma = (rows.rectangle(x).to(device) for x in (weights, similarity, confidence))
-            rows.write(weights, learn_rows(w, rows.me.to(device), s, gamma, rows.members.to(device), use))
+            # A row's own width decides, never how many there are, so that its bits do not depend on the others.
+            where = device if rows.width > NARROW else torch.device("cpu")
+            w, s, gamma = (rows.rectangle(x).to(where) for x in (weights, similarity, confidence))
+            rows.write(weights, learn_rows(w, rows.me.to(where), s, gamma, rows.members.to(where), use))
 
     def meet(self, client: Client, inbox: Inbox) -> None:
         """A client heard for the first time gets the mean of the weights in use; so the first row is uniform."""
