@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
+import statistics
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -45,6 +47,7 @@ def measure(options: Options) -> Report:
                 if copies is not None:
                     copies.free()
     recipe, data = _setting(sizes[0], SMALL, options)
+    powers = {title.split(":")[0]: _power(rows) for title, rows in tables.items() if len(rows) > 1}
     return Report(
         title="More clients on one device",
         words=(
@@ -54,9 +57,24 @@ def measure(options: Options) -> Report:
             f"two views. The first round, with what is done once, is not counted in seconds a round. "
             f"Linear: 1 is the first line's seconds a client; below 1 a client costs less than there."
             + (SHARED if copied else "")
+            + _grows(powers)
         ),
         tables=tables,
+        facts={"powers": powers},
     )
+
+
+def _power(rows: list[Row]) -> float:
+    """x of seconds ~ clientsˣ: the slope of their logarithms, by least squares."""
+    clients, seconds = ([math.log(row[key]) for row in rows] for key in ("clients", "seconds a round"))
+    return statistics.linear_regression(clients, seconds).slope
+
+
+def _grows(powers: dict[str, float]) -> str:
+    if not powers:
+        return ""
+    each = ", ".join(f"{power:.3f} ({name})" for name, power in powers.items())
+    return f" The time of a round grows with the number of clients to the power {each}, by least squares of logarithms."
 
 
 def _setting(clients: int, backbones: list[str], options: Options) -> tuple[Recipe, Dataset]:
