@@ -101,7 +101,7 @@ def recipe(clients: int, scenario: int, form: str, seed: int, options: Options) 
 
 def _length(options: Options) -> tuple[int, int]:
     """Rounds, and how many of them are the warm-up."""
-    return (6, 2) if options.quick else (60, 20)
+    return (3, 1) if options.quick else (60, 20)
 
 
 def _play_all(recipes: Sequence[Recipe]) -> list[Row]:

@@ -24,7 +24,7 @@ from mapl.network import Ledger, Post, Topology, TopologySettings
 
 CLASSES, WIDTH, DEGREE = 10, 512, 10
 CASES = [("regular", 100), ("regular", 1_000), ("regular", 10_000)] + [("full", m) for m in (100, 500, 1_000, 2_000)]
-QUICK = [("regular", 100), ("regular", 1_000), ("full", 100), ("full", 500)]
+QUICK = [("regular", 50), ("regular", 200), ("full", 50), ("full", 100)]
 
 
 def measure(options: Options) -> Report:
