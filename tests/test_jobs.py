@@ -21,7 +21,7 @@ from mapl.cli.app import app
 from mapl.cli.jobs import Job, carry_out
 from mapl.recipe import Tree, merge
 
-LONG: Tree = merge(SMALL, {"rounds": 60, "model": {"backbones": ["mlp"]}}) | {
+LONG: Tree = merge(SMALL, {"rounds": 120, "model": {"backbones": ["mlp"]}}) | {
     "evaluate": {"every": 100},
     "checkpoint": {"every": 1000},
 }
