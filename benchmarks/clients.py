@@ -15,12 +15,12 @@ from common import Options, PeakMemory, Report, Row, Stopwatch, middle, say, syn
 from rounds import GRAPH_FROM_THE_START, PAPERS, QUICK, SMALL
 from torch import nn
 
-import mapl.world
+import mapl.runs.part
 from mapl import Dataset, Recipe
 from mapl.model import ClientModel
 from mapl.recipe import merge
-from mapl.round import play_round
-from mapl.world import build_world, lasting
+from mapl.runs.part import build_part, lasting
+from mapl.runs.round import play_round
 
 SERIES = {
     "cuda": {"resnet18": ["resnet18"], "mixed": PAPERS},
@@ -103,7 +103,7 @@ def _point(clients: int, backbones: list[str], options: Options, before: list[Ro
         torch.cuda.empty_cache()
     recipe, data = _setting(clients, backbones, options)
     peak, watch = PeakMemory(options.device), Stopwatch(options.device)
-    world = build_world(recipe, data)
+    part = build_part(recipe, data)
     setup = watch.stop()
     torch.set_num_threads(recipe.train.threads)
     seconds: list[float] = []
@@ -112,7 +112,7 @@ def _point(clients: int, backbones: list[str], options: Options, before: list[Ro
         # One round before those that count, and one that counts; more while there is time.
         while len(seconds) < 2 or (len(seconds) <= MOST_ROUNDS and time.perf_counter() - start < options.seconds):
             watch = Stopwatch(options.device)
-            _, parts = play_round(world, len(seconds))
+            _, parts = play_round(part, len(seconds))
             seconds.append(watch.stop())
             spent = ", ".join(f"{part} {part_seconds:.3f}" for part, part_seconds in parts.items())
             who = f"{clients} clients ({', '.join(backbones)})"
@@ -143,11 +143,11 @@ class _Copies:
         self._made: dict[int, tuple[str, ClientModel]] = {}
 
     def __enter__(self) -> _Copies:
-        self._build, mapl.world.build = mapl.world.build, self.build
+        self._build, mapl.runs.part.build = mapl.runs.part.build, self.build
         return self
 
     def __exit__(self, *_: object) -> None:
-        mapl.world.build = self._build
+        mapl.runs.part.build = self._build
 
     def build(self, name: str, *arguments: Any) -> ClientModel:
         client = arguments[-2]

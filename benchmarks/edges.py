@@ -17,12 +17,12 @@ from common import Options, Report, Row, say
 from torch import Tensor
 
 from mapl import Client, Recipe
-from mapl.clusters import adjusted_rand, share_inside
+from mapl.analysis.clusters import adjusted_rand, share_inside
+from mapl.collaboration import GraphSettings, learn_rows
 from mapl.engine.workers import cores
-from mapl.graph import GraphSettings, learn_rows
 from mapl.methods.mapl import Mapl
-from mapl.round import play_round
-from mapl.world import World, build_world
+from mapl.runs.part import Part, build_part
+from mapl.runs.round import play_round
 
 GRAPHS = {
     "released": {"form": "released", "confidence": "share"},
@@ -117,15 +117,15 @@ def _play_all(recipes: Sequence[Recipe]) -> list[Row]:
 def play(recipe: Recipe) -> Row:
     """One run, in memory alone."""
     torch.set_num_threads(recipe.train.threads)
-    world = build_world(recipe)
+    part = build_part(recipe)
     used = []
     for t in range(recipe.rounds):
-        line, _ = play_round(world, t)
-        used.append(_weights(world).fill_diagonal_(0) > 0)
-    weights, clusters = _weights(world), [client.cluster for client in world.clients]
+        line, _ = play_round(part, t)
+        used.append(_weights(part).fill_diagonal_(0) > 0)
+    weights, clusters = _weights(part), [client.cluster for client in part.clients]
     own = torch.tensor(clusters)
     return {
-        "messages": world.ledger.messages,
+        "messages": part.ledger.messages,
         "edges at the end": int(used[-1].sum()),
         "inside": int(used[-1][own[:, None] == own].sum()),
         "below 0.001": int(used[-1][weights < 0.001].sum()),
@@ -137,9 +137,9 @@ def play(recipe: Recipe) -> Row:
     }
 
 
-def _weights(world: World) -> Tensor:
+def _weights(part: Part) -> Tensor:
     """W (M, M)."""
-    return torch.stack([client.state["weights"] for client in world.clients])
+    return torch.stack([client.state["weights"] for client in part.clients])
 
 
 def _changed(used: Sequence[Tensor]) -> float:

@@ -15,12 +15,12 @@ from common import Options, PeakMemory, Report, Row, Stopwatch, middle
 from torch import nn
 
 from mapl.client import Client
+from mapl.collaboration import GraphSettings
 from mapl.data.dataset import Images
-from mapl.exchange import exchange
-from mapl.graph import GraphSettings
 from mapl.methods.mapl import Mapl, MaplSettings
 from mapl.model import ClientModel
 from mapl.network import Ledger, Post, Topology, TopologySettings
+from mapl.runs.exchange import exchange
 
 CLASSES, WIDTH, DEGREE = 10, 512, 10
 CASES = [("regular", 100), ("regular", 1_000), ("regular", 10_000)] + [("full", m) for m in (100, 500, 1_000, 2_000)]

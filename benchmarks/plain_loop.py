@@ -27,11 +27,11 @@ from torch.utils.data import Dataset as TorchDataset
 
 from mapl import Dataset, Images
 from mapl.client import Client
+from mapl.collaboration import graph_loss, project_to_simplex
 from mapl.data.augment import AugmentSettings
-from mapl.graph import graph_loss, project_to_simplex
 from mapl.losses import prototype_contrastive, prototype_uniformity, supervised_contrastive
 from mapl.methods.mapl import MaplSettings
-from mapl.world import World
+from mapl.runs.part import Part
 
 Picture = Image.Image
 Transform = Callable[[Any], Any]
@@ -183,12 +183,12 @@ class Samples(TorchDataset[tuple[list[Tensor], int]]):
 
 
 class PlainLoop:
-    """A round of training, exchange and test of a world's clients; the world lends its models, shards and settings."""
+    """A round of training, exchange and test of a part's clients; the part lends its models, shards and settings."""
 
-    def __init__(self, world: World, data: Dataset, device: torch.device, workers: int) -> None:
-        settings = world.recipe.method
+    def __init__(self, part: Part, data: Dataset, device: torch.device, workers: int) -> None:
+        settings = part.recipe.method
         assert isinstance(settings, MaplSettings), "the plain loop is MAPL's"
-        self.clients, self.recipe, self.settings, self.device = world.clients, world.recipe, settings, device
+        self.clients, self.recipe, self.settings, self.device = part.clients, part.recipe, settings, device
         self.weights = torch.full((len(self.clients),) * 2, 1 / len(self.clients), dtype=torch.float64)
         self.confidence = torch.tensor([c.samples for c in self.clients], dtype=torch.float64)
         self.confidence /= self.confidence.sum()

@@ -11,8 +11,8 @@ from plain_loop import PlainLoop
 from mapl import Dataset, Recipe
 from mapl.engine.workers import cores
 from mapl.recipe import merge
-from mapl.round import play_round
-from mapl.world import World, build_world
+from mapl.runs.part import Part, build_part
+from mapl.runs.round import play_round
 
 SMALL = ["mlp", "cnn", "residual", "separable"]
 PAPERS = ["resnet18", "shufflenet", "googlenet", "alexnet"]
@@ -70,7 +70,7 @@ def measure(options: Options) -> Report:
     words, recipes = [], {}
     for name, (recipe, data) in settings(options).items():
         plain, ours = _play(recipe, data, options)
-        images = sum(c.samples // min(recipe.train.batch, c.samples) for c in plain.world.clients)
+        images = sum(c.samples // min(recipe.train.batch, c.samples) for c in plain.part.clients)
         images *= recipe.train.batch * recipe.train.epochs
         tables[f"Seconds a round: {name}"] = [
             plain.row(images),
@@ -82,7 +82,7 @@ def measure(options: Options) -> Report:
     return Report(
         title="A round: training, exchange and test of all clients",
         words=" ".join(words)
-        + " Seconds are medians; set-up is the world's making and the first round's excess over the median. "
+        + " Seconds are medians; set-up is the part's making and the first round's excess over the median. "
         "What the plain loop is: `benchmarks/plain_loop.py`.",
         tables=tables,
         facts={"recipes": recipes},
@@ -108,7 +108,7 @@ def _described(recipe: Recipe, data: Dataset, plain: _Plain) -> str:
     return (
         f"{recipe.clients} clients ({', '.join(recipe.model.backbones)}), data {data.name}, "
         f"{'×'.join(map(str, data.image))}, {recipe.train.batch} images a batch in two views, "
-        f"{plain.world.clients[0].samples:,} images and {len(plain.world.clients[0].test)} test images a client."
+        f"{plain.part.clients[0].samples:,} images and {len(plain.part.clients[0].test)} test images a client."
     )
 
 
@@ -125,7 +125,7 @@ class _Ours:
         say(f"{self.name}: setting up")
         self.peak = PeakMemory(device)
         watch = Stopwatch(device)
-        self.world: World = build_world(recipe, data)
+        self.part: Part = build_part(recipe, data)
         self.setup = watch.stop()
         self.seconds: list[float] = []
         self.laps: list[dict[str, float]] = []
@@ -138,7 +138,7 @@ class _Ours:
     def _round(self, keep: bool) -> float:
         torch.set_num_threads(self.recipe.train.threads)
         watch = Stopwatch(self.device)
-        laps = play_round(self.world, len(self.world.rounds))[1]
+        laps = play_round(self.part, len(self.part.rounds))[1]
         seconds = watch.stop()
         say(f"{self.name}: {'a' if keep else 'first'} round in {seconds:.2f} s")
         if keep:
@@ -171,13 +171,13 @@ class _Plain:
         self.device = device
         self.peak = PeakMemory(device)
         watch = Stopwatch(device)
-        # Its world lives on the CPU, so that no engine prepares anything for it; the loop moves the models itself.
+        # Its part lives on the CPU, so that no engine prepares anything for it; the loop moves the models itself.
         on_cpu = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"device": "cpu"})})
-        self.world = build_world(on_cpu, data)
+        self.part = build_part(on_cpu, data)
         self.setup = watch.stop()
-        self.loops = {way: PlainLoop(self.world, data, device, way[0]) for way in _ways(options)}
+        self.loops = {way: PlainLoop(self.part, data, device, way[0]) for way in _ways(options)}
         self.tried: dict[tuple[int, int], list[float]] = {way: [] for way in self.loops}
-        next(iter(self.loops.values())).train(self.world.clients[0])  # what a program does once, the first time
+        next(iter(self.loops.values())).train(self.part.clients[0])  # what a program does once, the first time
         self.memory: float | None = None
 
     def play(self) -> None:

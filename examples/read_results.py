@@ -6,8 +6,8 @@ python examples/read_results.py runs/digits-s1-mapl-full-m10-seed0
 import sys
 
 import mapl
-from mapl.clusters import adjusted_rand, share_inside
-from mapl.run import restored_world
+from mapl.analysis.clusters import adjusted_rand, share_inside
+from mapl.runs.run import restored_part
 
 
 def main(folder: str) -> None:
@@ -24,10 +24,10 @@ def main(folder: str) -> None:
     print(f"weight inside true clusters {share_inside(weights, clusters):.2f}, ", end="")
     print(f"adjusted Rand index {adjusted_rand(weights, clusters):.2f}")
 
-    world = restored_world(folder)  # the trained models themselves, from the newest checkpoint
-    if world is not None:
-        client = world.clients[0]
-        share = float(world.engine.evaluate(client).double().mean())
+    part = restored_part(folder)  # the trained models themselves, from the newest checkpoint
+    if part is not None:
+        client = part.clients[0]
+        share = float(part.engine.evaluate(client).double().mean())
         print(f"client 0 again: {100 * share:.1f} %, {type(client.model.backbone).__name__}")
 
 

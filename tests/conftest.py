@@ -20,8 +20,8 @@ if not torch.cuda.is_available():
 import mapl.cli
 from mapl import Dataset, Images, Recipe
 from mapl.recipe import Tree, merge
-from mapl.round import play_round
-from mapl.world import World, build_world
+from mapl.runs.part import Part, build_part
+from mapl.runs.round import play_round
 
 # Operations as small as these are far slower when they are spread over threads.
 torch.set_num_threads(1)
@@ -48,17 +48,17 @@ def small(name: str = "mapl", /, **over: Any) -> Recipe:
     return Recipe.of(**merge(base, over))
 
 
-def play(recipe: Recipe, rounds: int | None = None) -> World:
-    """The world after its rounds, in memory alone."""
-    world = build_world(recipe)
+def play(recipe: Recipe, rounds: int | None = None) -> Part:
+    """The part after its rounds, in memory alone."""
+    part = build_part(recipe)
     for t in range(rounds if rounds is not None else recipe.rounds):
-        play_round(world, t)
-    return world
+        play_round(part, t)
+    return part
 
 
-def parameters(world: World) -> dict[str, torch.Tensor]:
+def parameters(part: Part) -> dict[str, torch.Tensor]:
     """Every tensor of every client's model."""
-    return {f"{c.id}.{k}": v for c in world.clients for k, v in c.model.state_dict().items()}
+    return {f"{c.id}.{k}": v for c in part.clients for k, v in c.model.state_dict().items()}
 
 
 def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:

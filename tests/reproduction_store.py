@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from mapl.control import control_of
+from mapl.analysis.control import control_of
 from mapl.paper import find_cell
+from mapl.paper.figures import FIGURES, needs
+from mapl.paper.scale import Protocol, form_of
+from mapl.paper.store import Row, Store, key_of, sparse
 from mapl.recipe import Recipe
-from mapl.reproduce.figures import FIGURES, needs
-from mapl.reproduce.scale import Protocol, form_of
-from mapl.reproduce.store import Row, Store, key_of, sparse
 
 SIZE = 20
 

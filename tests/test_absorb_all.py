@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import mapl.methods
 from conftest import assert_same, parameters, small
 from mapl import Client, Images, Inbox
-from mapl.exchange import exchange
-from mapl.graph import GraphSettings, _add_gathered, _add_sampled, head_similarity, learn_rows, similarities
+from mapl.collaboration import GraphSettings, _add_gathered, _add_sampled, head_similarity, learn_rows, similarities
 from mapl.losses import FORMS
 from mapl.methods import _circles
 from mapl.methods._circles import Circles, groups
@@ -22,7 +21,8 @@ from mapl.methods.mapl import Mapl, MaplSettings
 from mapl.model import ClientModel
 from mapl.network import Ledger, Post
 from mapl.plugins import known
-from mapl.world import World, build_world
+from mapl.runs.exchange import exchange
+from mapl.runs.part import Part, build_part
 
 SIZES = [1, 2, 7, 50]
 
@@ -30,8 +30,8 @@ SIZES = [1, 2, 7, 50]
 # Every method, through the exchange itself
 
 
-def state(world: World) -> dict[str, Tensor]:
-    return parameters(world) | {f"{c.id}.{key}": tensor for c in world.clients for key, tensor in c.state.items()}
+def state(part: Part) -> dict[str, Tensor]:
+    return parameters(part) | {f"{c.id}.{key}": tensor for c in part.clients for key, tensor in c.state.items()}
 
 
 @pytest.mark.parametrize("topology", ["full", "ring"])
@@ -43,18 +43,18 @@ def test_all_at_once_is_client_by_client(name: str, topology: str) -> None:
     if name.startswith("mapl"):
         over["method"] = {"warmup": 1, "graph": {"step_size": 0.02}}
     alike = {"model": {"backbones": ["mlp"]}} if known(mapl.methods)[name].homogeneous else {}
-    worlds = [build_world(small(name, clients=6, **over, **alike)) for _ in range(2)]
+    parts = [build_part(small(name, clients=6, **over, **alike)) for _ in range(2)]
     for t in range(3):
-        for world, together in zip(worlds, (True, False), strict=True):
-            world.engine.train_all(world.clients, t)
-            pairs = exchange(world.method, world.clients, world.server, world.topology, Post(world.ledger), t)
+        for part, together in zip(parts, (True, False), strict=True):
+            part.engine.train_all(part.clients, t)
+            pairs = exchange(part.method, part.clients, part.server, part.topology, Post(part.ledger), t)
             if together:
-                world.method.absorb_all(t, pairs)
+                part.method.absorb_all(t, pairs)
             else:
                 for client, inbox in pairs:
-                    world.method.absorb(client, t, inbox)
-    assert_same(*map(state, worlds))
-    assert worlds[0].ledger.by_round == worlds[1].ledger.by_round
+                    part.method.absorb(client, t, inbox)
+    assert_same(*map(state, parts))
+    assert parts[0].ledger.by_round == parts[1].ledger.by_round
 
 
 # MAPL, with inboxes of all sizes
@@ -120,7 +120,7 @@ def test_nor_on_how_the_work_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, cached, numbers in ((2**20, 2**18, 2**20), (2**20, 2**18, 30 * 300), (30, 64, 128)):
         monkeypatch.setattr(_circles, "MOST", most)
         monkeypatch.setattr(_circles, "CACHED", cached)
-        monkeypatch.setattr("mapl.graph.NUMBERS", numbers)
+        monkeypatch.setattr("mapl.collaboration.NUMBERS", numbers)
         clients = crowd(method, 30, width=150)
         inboxes = delivered(method, clients, 0, 1.0)
         method.absorb_all(0, [(c, inboxes[c.id]) for c in clients])

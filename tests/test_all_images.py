@@ -7,21 +7,21 @@ import torch
 
 import mapl
 from conftest import assert_same, parameters, play, small, stop_after, written
-from mapl.compare import group
-from mapl.history import Round
-from mapl.world import World, load_data
+from mapl.analysis.compare import group
+from mapl.runs.history import Round
+from mapl.runs.part import Part, load_data
 
 BOTH = {"every": 1, "all_images": True}
 
 
-def alone(world: World, i: int) -> float:
+def alone(part: Part, i: int) -> float:
     """An independent evaluation: one image at a time, of all test images of the client's classes."""
-    data, client = load_data(world.recipe), world.clients[i]
+    data, client = load_data(part.recipe), part.clients[i]
     held = torch.isin(data.test.labels, torch.unique(client.train.labels))
     client.model.eval()
     with torch.no_grad():
         said = [
-            int(client.model(world.engine.augmentation.normalise(image[None])).argmax())
+            int(client.model(part.engine.augmentation.normalise(image[None])).argmax())
             for image in data.test.pixels[held]
         ]
     return float((torch.tensor(said) == data.test.labels[held]).double().mean())
@@ -39,11 +39,11 @@ def test_what_is_trained_and_the_own_test_stay_the_same_to_the_bit():
 @pytest.mark.parametrize("scheme", ["scenario", "dirichlet"])
 def test_all_images_are_all_of_the_clients_classes(scheme):
     over = {"scheme": scheme, "test_shots": 3, "fewest": 1}
-    world = play(small(rounds=1, partition=over, evaluate=BOTH))
+    part = play(small(rounds=1, partition=over, evaluate=BOTH))
     every = play(small(rounds=1, partition={**over, "test_shots": "all"}))
-    assert world.rounds[0].all_images == every.rounds[0].accuracy
-    assert world.rounds[0].all_images[1] == alone(world, 1)
-    assert [c.tests for c in world.clients] < [c.tests for c in every.clients]
+    assert part.rounds[0].all_images == every.rounds[0].accuracy
+    assert part.rounds[0].all_images[1] == alone(part, 1)
+    assert [c.tests for c in part.clients] < [c.tests for c in every.clients]
 
 
 def test_a_run_that_was_stopped_goes_on_with_both(tmp_path):
@@ -76,7 +76,7 @@ def test_a_line_of_the_history_comes_back():
 
 
 def test_writers_log_it(tmp_path):
-    from mapl.writers import open_writers
+    from mapl.runs.writers import open_writers
 
     mapl.run(small(evaluate=BOTH), tmp_path / "run", observers=open_writers(["csv"], tmp_path / "run"))
     for name in ("rounds.csv", "clients.csv"):

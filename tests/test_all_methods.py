@@ -17,12 +17,12 @@ import mapl.methods
 import mapl.methods.flt
 from conftest import assert_same, parameters, play, small, stop_after, written
 from mapl import Letter, MaplError
-from mapl.history import load
 from mapl.methods._base import Centralised
 from mapl.network import Post, header_bytes
 from mapl.plugins import known
-from mapl.round import play_round
-from mapl.world import build_world, saved_state
+from mapl.runs.history import load
+from mapl.runs.part import build_part, saved_state
+from mapl.runs.round import play_round
 
 METHODS = known(mapl.methods)
 TWINS = {name: method.without_letters for name, method in METHODS.items() if method.without_letters}
@@ -123,8 +123,8 @@ COMPLEXITY: dict[str, Callable[[int], tuple[int, int]]] = {
 
 @pytest.mark.parametrize("method", COMPLEXITY)
 def test_letters_hold_what_the_method_says_and_nothing_else(method, sent):
-    world = play(quick(method))
-    theta = sum(t.numel() for t in world.clients[0].model.backbone.state_dict().values() if t.is_floating_point())
+    part = play(quick(method))
+    theta = sum(t.numel() for t in part.clients[0].model.backbone.state_dict().values() if t.is_floating_point())
     opening = sent[: 2 * M] if method == "flt" else []
     for one in opening:
         expected = {"centres": (K, 6), "count": (1,)} if one.to == M else {"encoder": (ENCODER,)}
@@ -133,9 +133,9 @@ def test_letters_hold_what_the_method_says_and_nothing_else(method, sent):
         up, down = contents(method, one.letter.round, theta)
         assert shapes(one.letter) == (up if one.letter.sender < M else down)
         whole = METHODS[method].homogeneous and one.letter.sender < M
-        assert one.letter.architecture == (world.clients[0].architecture if whole else "")
+        assert one.letter.architecture == (part.clients[0].architecture if whole else "")
     for one in sent:
-        assert one.letter.samples == (len(world.clients[one.letter.sender].train) if one.letter.sender < M else 0)
+        assert one.letter.samples == (len(part.clients[one.letter.sender].train) if one.letter.sender < M else 0)
         for name, tensor in one.letter.tensors.items():
             assert tensor.dtype == (torch.int64 if name in INTEGERS else torch.float32)
             assert not tensor.requires_grad
@@ -147,27 +147,27 @@ def shapes(letter: Letter) -> Shapes:
 
 @pytest.mark.parametrize("method", COMPLEXITY)
 def test_messages_and_bytes_are_those_of_the_papers_table(method, sent):
-    world = play(quick(method))
-    theta = sum(t.numel() for t in world.clients[0].model.backbone.state_dict().values() if t.is_floating_point())
+    part = play(quick(method))
+    theta = sum(t.numel() for t in part.clients[0].model.backbone.state_dict().values() if t.is_floating_point())
     peers = method == "dfedavgm"
     first = 4 * M if method == "flt" else 2 * M
     messages = [M * (M - 1)] * T if peers else [first, 2 * M, 2 * M]
-    assert [line.messages for line in world.rounds] == messages
-    assert world.ledger.messages == sum(messages) == len(sent)
-    assert len(world.ledger.by_round) == T
+    assert [line.messages for line in part.rounds] == messages
+    assert part.ledger.messages == sum(messages) == len(sent)
+    assert len(part.ledger.by_round) == T
     numbers, integers = COMPLEXITY[method](theta)
     headers = sum(header_bytes(one.letter) for one in sent)
-    assert world.ledger.bytes == 4 * numbers + 8 * integers + headers == sum(line.bytes for line in world.rounds)
+    assert part.ledger.bytes == 4 * numbers + 8 * integers + headers == sum(line.bytes for line in part.rounds)
     if not peers:
-        senders, receivers, _, _ = world.ledger.edges()
+        senders, receivers, _, _ = part.ledger.edges()
         pairs = set(zip(senders.tolist(), receivers.tolist(), strict=True))
         assert pairs == {(i, M) for i in range(M)} | {(M, i) for i in range(M)}
 
 
 @pytest.mark.parametrize("topology", ["ring", "test_baselines:star"])
 def test_dfedavgm_sends_two_messages_an_edge_a_round(topology):
-    world = play(quick("dfedavgm", network={"topology": {"name": topology}}))
-    assert world.ledger.messages == 2 * 4 * T  # both have four edges
+    part = play(quick("dfedavgm", network={"topology": {"name": topology}}))
+    assert part.ledger.messages == 2 * 4 * T  # both have four edges
 
 
 @pytest.mark.parametrize("method", CENTRALISED)
@@ -179,42 +179,42 @@ def test_a_server_reaches_everybody_whatever_the_topology(method):
 @pytest.mark.parametrize("method", CENTRALISED)
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_client_that_stays_away_for_a_round_is_not_written_to_and_keeps_what_it_trained(method, absent, sent):
-    world = build_world(quick(method))
-    wants = world.method.wants
-    world.method.wants = lambda c, round, near: near[:0] if (c.id, round) == (1, absent) else wants(c, round, near)
+    part = build_part(quick(method))
+    wants = part.method.wants
+    part.method.wants = lambda c, round, near: near[:0] if (c.id, round) == (1, absent) else wants(c, round, near)
     for t in range(T):
         sent.clear()
         trained = {}
-        train = type(world.engine).train
+        train = type(part.engine).train
 
         def watched(client, round, train=train, trained=trained):
-            losses = train(world.engine, client, round)
+            losses = train(part.engine, client, round)
             trained[client.id] = {k: v.clone() for k, v in client.model.state_dict().items()}
             return losses
 
-        world.engine.train = watched
-        play_round(world, t)
+        part.engine.train = watched
+        play_round(part, t)
         here = [0, 2, 3] if t == absent else [0, 1, 2, 3]
         assert sorted({one.to for one in sent if one.letter.sender == M}) == here
         assert sorted({one.letter.sender for one in sent if one.to == M}) == here
         if t == absent:
-            assert_same(dict(world.clients[1].model.state_dict()), trained[1])
+            assert_same(dict(part.clients[1].model.state_dict()), trained[1])
         if method == "fedavg":
-            alike = [c.id for c in world.clients if torch.equal(c.model.head.bias, world.clients[0].model.head.bias)]
+            alike = [c.id for c in part.clients if torch.equal(c.model.head.bias, part.clients[0].model.head.bias)]
             assert alike == here
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
 def test_a_letter_is_the_same_whatever_the_images_and_labels_are(method):
     """Untrained, since training is meant to look at them: nothing of the data itself may be in a letter."""
-    world = build_world(quick(method))
-    before = {c.id: world.method.letter(c, 5) for c in world.clients}
+    part = build_part(quick(method))
+    before = {c.id: part.method.letter(c, 5) for c in part.clients}
     before = {i: {name: tensor.clone() for name, tensor in letter.tensors.items()} for i, letter in before.items()}
-    for client in world.clients:
+    for client in part.clients:
         client.train.pixels.random_(0, 255)
         client.train.labels.random_(0, 9)
-    for client in world.clients:
-        assert_same(dict(world.method.letter(client, 5).tensors), before[client.id])
+    for client in part.clients:
+        assert_same(dict(part.method.letter(client, 5).tensors), before[client.id])
 
 
 # On the empty network
@@ -222,10 +222,10 @@ def test_a_letter_is_the_same_whatever_the_images_and_labels_are(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_on_the_empty_network_nothing_is_sent_and_nobody_mixes(method, sent):
-    world = play(quick(method, **ALONE))
-    assert (world.ledger.messages, world.ledger.bytes, sent) == (0, 0, [])
-    assert len(world.ledger.by_round) == T
-    rows = [world.method.weights(c) for c in world.clients]
+    part = play(quick(method, **ALONE))
+    assert (part.ledger.messages, part.ledger.bytes, sent) == (0, 0, [])
+    assert len(part.ledger.by_round) == T
+    rows = [part.method.weights(c) for c in part.clients]
     assert all(row is None or row.tolist() == [float(i == j) for j in range(M)] for i, row in enumerate(rows))
 
 
@@ -250,7 +250,7 @@ def test_letters_make_a_difference(method):
 def test_the_order_of_the_nodes_does_not_matter(method):
     recipe = quick(method, partition={"scenario": 3, "shots_range": [2, 6]})
     straight = play(recipe)
-    shuffled = build_world(recipe)
+    shuffled = build_part(recipe)
     for t in range(T):
         random.Random(t).shuffle(shuffled.clients)
         play_round(shuffled, t)
@@ -313,9 +313,9 @@ def test_averages_of_whole_models_refuse_models_that_differ_and_say_whose(method
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - set(HOMOGENEOUS)))
 def test_the_others_run_with_backbones_that_differ(method):
-    world = play(quick(method, model={"backbones": ["mlp", "cnn", "residual", "separable"]}), rounds=2)
-    assert len({c.architecture for c in world.clients}) == 4
-    assert all(tensor.isfinite().all() for tensor in parameters(world).values())
+    part = play(quick(method, model={"backbones": ["mlp", "cnn", "residual", "separable"]}), rounds=2)
+    assert len({c.architecture for c in part.clients}) == 4
+    assert all(tensor.isfinite().all() for tensor in parameters(part).values())
 
 
 # A budget of messages
@@ -369,12 +369,12 @@ def test_a_run_that_is_stopped_before_its_budget_is_spent_goes_on(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("labels", [[0] * 6, [0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 9, 9]], ids=str)
 def test_gradients_are_finite_whatever_the_labels_and_for_images_that_are_all_alike(method, labels):
-    world = build_world(quick(method))
-    client, views = world.clients[0], world.method.views
-    world.method.start_epoch(client, 0, 0)
+    part = build_part(quick(method))
+    client, views = part.clients[0], part.method.views
+    part.method.start_epoch(client, 0, 0)
     for images in (torch.rand(6, 1, 8, 8), torch.zeros(6, 1, 8, 8)):
         client.model.zero_grad()
-        terms = world.method.loss(client, images.repeat(views, 1, 1, 1), torch.tensor(labels).repeat(views))
+        terms = part.method.loss(client, images.repeat(views, 1, 1, 1), torch.tensor(labels).repeat(views))
         torch.stack(list(terms.values())).sum().backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in client.model.parameters())
         assert client.model.head.weight.grad.any()

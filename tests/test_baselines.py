@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from conftest import small
-from mapl.exchange import exchange
 from mapl.methods.pfedsim import personal_weights
 from mapl.network import Post
-from mapl.round import play_round
-from mapl.world import World, build_world
+from mapl.runs.exchange import exchange
+from mapl.runs.part import Part, build_part
+from mapl.runs.round import play_round
 
 # Four clients of one architecture (with batch normalisation) and with different numbers of images and of batches.
 UNEQUAL: dict[str, Any] = {
@@ -26,11 +26,11 @@ UNEQUAL: dict[str, Any] = {
 Snapshot = list[dict[str, Tensor]]
 
 
-def prepared(name: str, /, **over: Any) -> World:
-    """A world that has trained one round, so that there is something to share, and whose models differ a lot."""
-    world = build_world(small(name, **{**UNEQUAL, **over}))
-    for client in world.clients:
-        world.engine.train(client, 0)
+def prepared(name: str, /, **over: Any) -> Part:
+    """A part that has trained one round, so that there is something to share, and whose models differ a lot."""
+    part = build_part(small(name, **{**UNEQUAL, **over}))
+    for client in part.clients:
+        part.engine.train(client, 0)
         draw = torch.Generator().manual_seed(client.id)
         for name, tensor in client.model.state_dict().items():
             if tensor.is_floating_point():
@@ -38,23 +38,23 @@ def prepared(name: str, /, **over: Any) -> World:
                 tensor.copy_(torch.rand(tensor.shape, generator=draw) - 0.1 + centre)
             else:
                 tensor.fill_(10 + client.id)
-    return world
+    return part
 
 
-def snapshot(world: World) -> Snapshot:
-    return [{k: v.clone() for k, v in c.model.state_dict().items()} for c in world.clients]
+def snapshot(part: Part) -> Snapshot:
+    return [{k: v.clone() for k, v in c.model.state_dict().items()} for c in part.clients]
 
 
-def swap(world: World, round: int) -> None:
+def swap(part: Part, round: int) -> None:
     """The exchange of a round, without its training."""
-    for client, inbox in exchange(world.method, world.clients, world.server, world.topology, Post(world.ledger), round):
-        world.method.absorb(client, round, inbox)
+    for client, inbox in exchange(part.method, part.clients, part.server, part.topology, Post(part.ledger), round):
+        part.method.absorb(client, round, inbox)
 
 
-def assert_mixed(world: World, before: Snapshot, rows: Sequence[Sequence[float]], parts: tuple[str, ...]) -> None:
+def assert_mixed(part: Part, before: Snapshot, rows: Sequence[Sequence[float]], parts: tuple[str, ...]) -> None:
     """Tensors of `parts` are Σ_j rows[i][j] · (what client j had); all others, and all counters, are as they were."""
     assert all(math.isclose(sum(row), 1) for row in rows)
-    for client, row in zip(world.clients, rows, strict=True):
+    for client, row in zip(part.clients, rows, strict=True):
         for name, tensor in client.model.state_dict().items():
             if name.startswith(parts) and tensor.is_floating_point():
                 expected = sum(w * had[name].double() for w, had in zip(row, before, strict=True))
@@ -66,15 +66,15 @@ def assert_mixed(world: World, before: Snapshot, rows: Sequence[Sequence[float]]
     assert ("backbone" in parts) == any(name.endswith("num_batches_tracked") for name in mixed)
 
 
-def by_samples(world: World) -> list[float]:
-    samples = [len(c.train) for c in world.clients]
+def by_samples(part: Part) -> list[float]:
+    samples = [len(c.train) for c in part.clients]
     assert len(set(samples)) == 4
     return [n / sum(samples) for n in samples]
 
 
-def by_batches(world: World) -> list[float]:
-    batches = [len(c.train) // 4 for c in world.clients]
-    assert [b / sum(batches) for b in batches] != by_samples(world)
+def by_batches(part: Part) -> list[float]:
+    batches = [len(c.train) // 4 for c in part.clients]
+    assert [b / sum(batches) for b in batches] != by_samples(part)
     return [b / sum(batches) for b in batches]
 
 
@@ -93,18 +93,18 @@ WHOLE, HEAD, BACKBONE = ("backbone", "head"), ("head",), ("backbone",)
 )
 @pytest.mark.parametrize("round", [0, 3])
 def test_one_average_for_all(method, settings, weights, parts, round):
-    world = prepared(method, method=settings)
-    before = snapshot(world)
-    swap(world, round)
-    assert_mixed(world, before, [weights(world)] * 4, parts)
+    part = prepared(method, method=settings)
+    before = snapshot(part)
+    swap(part, round)
+    assert_mixed(part, before, [weights(part)] * 4, parts)
 
 
 def test_fedsim_counts_the_batches_of_its_epochs():
     """Twice the epochs are twice the batches of everybody: the weights are the same."""
-    world = prepared("fedsim", train={"batch": 4, "epochs": 2})
-    before = snapshot(world)
-    swap(world, 0)
-    assert_mixed(world, before, [by_batches(world)] * 4, HEAD)
+    part = prepared("fedsim", train={"batch": 4, "epochs": 2})
+    before = snapshot(part)
+    swap(part, 0)
+    assert_mixed(part, before, [by_batches(part)] * 4, HEAD)
 
 
 # pFedSim
@@ -130,22 +130,22 @@ def pfedsim_rows(before: Snapshot) -> list[list[float]]:
 
 @pytest.mark.parametrize("round", [2, 5])
 def test_pfedsim_mixes_backbones_by_the_similarity_of_heads_and_leaves_heads_at_home(round):
-    world = prepared("pfedsim", method={"warmup": 2})
-    before = snapshot(world)
+    part = prepared("pfedsim", method={"warmup": 2})
+    before = snapshot(part)
     rows = pfedsim_rows(before)
     assert all(row[i] < 0.9 for i, row in enumerate(rows))  # or it would say little about the others' share
     assert len({f"{w:.6f}" for row in rows for w in row}) > 4
-    swap(world, round)
-    assert_mixed(world, before, rows, BACKBONE)
+    swap(part, round)
+    assert_mixed(part, before, rows, BACKBONE)
 
 
 def test_pfedsim_mixes_those_who_are_there():
-    world = prepared("pfedsim", method={"warmup": 0})
-    world.method.wants = lambda client, round, near: near[:0] if client.id == 1 else near
-    before = snapshot(world)
+    part = prepared("pfedsim", method={"warmup": 0})
+    part.method.wants = lambda client, round, near: near[:0] if client.id == 1 else near
+    before = snapshot(part)
     rows = [[*row[:1], 0.0, *row[1:]] for row in pfedsim_rows([before[0], *before[2:]])]
-    swap(world, 0)
-    assert_mixed(world, before, [rows[0], [0, 1, 0, 0], *rows[1:]], BACKBONE)
+    swap(part, 0)
+    assert_mixed(part, before, [rows[0], [0, 1, 0, 0], *rows[1:]], BACKBONE)
 
 
 def test_pfedsim_gives_nothing_to_heads_that_point_elsewhere_and_survives_equal_ones():
@@ -168,31 +168,31 @@ def comes_and_goes(clients: int, round: int, settings: object, seed: int) -> lis
     return [[(0, 1), (1, 2), (2, 3)], [(0, 1), (0, 2)], []][round % 3]
 
 
-def metropolis(world: World, round: int) -> list[list[float]]:
+def metropolis(part: Part, round: int) -> list[list[float]]:
     """w_ij = 1 / (1 + max(d_i, d_j)) for neighbours, and what is left for itself."""
-    near = [set(world.topology.neighbours(round, i).tolist()) for i in range(4)]
+    near = [set(part.topology.neighbours(round, i).tolist()) for i in range(4)]
     rows = [[1 / (1 + max(len(near[i]), len(near[j]))) if j in near[i] else 0 for j in range(4)] for i in range(4)]
     for i, row in enumerate(rows):
         row[i] = 1 - sum(row)
     return rows
 
 
-def matrix(world: World) -> Tensor:
-    return torch.stack([world.method.weights(c) for c in world.clients])
+def matrix(part: Part) -> Tensor:
+    return torch.stack([part.method.weights(c) for c in part.clients])
 
 
 @pytest.mark.parametrize("topology", ["full", "ring", "test_baselines:star", "none"])
 def test_dfedavgm_mixes_whole_models_with_metropolis_hastings_weights(topology):
-    world = prepared("dfedavgm", network={"topology": {"name": topology}})
-    before = snapshot(world)
-    swap(world, 0)
-    rows = metropolis(world, 0)
+    part = prepared("dfedavgm", network={"topology": {"name": topology}})
+    before = snapshot(part)
+    swap(part, 0)
+    rows = metropolis(part, 0)
     if topology == "full":
         assert rows == [[0.25] * 4] * 4
     if topology.endswith("star"):
         assert len({row[i] for i, row in enumerate(rows)}) == 3  # 1/4, 3/4 and 1 − 1/4 − 1/3
-    assert_mixed(world, before, rows, WHOLE)
-    weights = matrix(world)
+    assert_mixed(part, before, rows, WHOLE)
+    weights = matrix(part)
     assert torch.allclose(weights, torch.tensor(rows, dtype=torch.float64))
     assert torch.allclose(weights, weights.T)
     assert torch.allclose(weights.sum(0), torch.ones(4, dtype=torch.float64))
@@ -201,36 +201,36 @@ def test_dfedavgm_mixes_whole_models_with_metropolis_hastings_weights(topology):
 
 def test_dfedavgm_keeps_the_mean_of_all_models():
     """What a doubly stochastic matrix is for."""
-    world = prepared("dfedavgm", network={"topology": {"name": "test_baselines:star"}})
-    means = [sum(had[k].double() for had in snapshot(world)) / 4 for k in ("backbone.0.0.weight", "head.bias")]
+    part = prepared("dfedavgm", network={"topology": {"name": "test_baselines:star"}})
+    means = [sum(had[k].double() for had in snapshot(part)) / 4 for k in ("backbone.0.0.weight", "head.bias")]
     for t in range(3):
-        swap(world, t)
-    after = [sum(had[k].double() for had in snapshot(world)) / 4 for k in ("backbone.0.0.weight", "head.bias")]
+        swap(part, t)
+    after = [sum(had[k].double() for had in snapshot(part)) / 4 for k in ("backbone.0.0.weight", "head.bias")]
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(means, after, strict=True))
 
 
 def test_dfedavgm_on_a_topology_that_changes_records_the_matrix_of_each_round():
     """A client that nobody reaches in a round mixes with nobody, whatever its row was before."""
     topology = {"name": "test_baselines:comes_and_goes", "every": 1}
-    world = build_world(small("dfedavgm", **UNEQUAL, network={"topology": topology}))
+    part = build_part(small("dfedavgm", **UNEQUAL, network={"topology": topology}))
     for t in range(3):
-        play_round(world, t)
-        assert torch.allclose(matrix(world), torch.tensor(metropolis(world, t), dtype=torch.float64))
-    assert torch.equal(matrix(world), torch.eye(4, dtype=torch.float64))
-    assert [line.messages for line in world.rounds] == [6, 4, 0]
+        play_round(part, t)
+        assert torch.allclose(matrix(part), torch.tensor(metropolis(part, t), dtype=torch.float64))
+    assert torch.equal(matrix(part), torch.eye(4, dtype=torch.float64))
+    assert [line.messages for line in part.rounds] == [6, 4, 0]
 
 
 def test_dfedavgm_trains_by_heavy_ball_momentum_that_starts_anew_each_round():
     """v ← 0.9 v + g, x ← x − η v, with v = 0 at the beginning of a round (its paper's update)."""
     train = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05, "batch": 4}
     alone = {"network": {"topology": {"name": "none"}}}
-    world = build_world(small("dfedavgm", **{**UNEQUAL, "train": train}, **alone))
-    client = world.clients[0]
+    part = build_part(small("dfedavgm", **{**UNEQUAL, "train": train}, **alone))
+    client = part.clients[0]
     weight = client.model.head.weight
     path, slopes = [weight.detach().double().clone()], []
     weight.register_hook(lambda grad: slopes.append(grad.double().clone()))
     for t in range(2):
-        world.engine.train(client, t)
+        part.engine.train(client, t)
         steps = len(slopes) // (t + 1)
         expected, velocity = path[-1], torch.zeros_like(path[-1])
         for slope in slopes[-steps:]:

@@ -21,7 +21,7 @@ from mapl import Client
 from mapl.methods._base import Method
 from mapl.methods._mixing import mixed, weighted_mean
 from mapl.plugins import known
-from mapl.world import World, build_world
+from mapl.runs.part import Part, build_part
 
 METHODS = [
     pytest.param("local", {}, id="local"),
@@ -33,21 +33,19 @@ METHODS = [
 CLIENTS, BATCH = 3, 5
 
 
-def world_of(name: str, over: dict[str, Any]) -> World:
+def world_of(name: str, over: dict[str, Any]) -> Part:
     """Clients of one architecture; without batch normalisation, whose running statistics are an engine's concern."""
     if name == "flt":
         pytest.importorskip("umap")
-    world = build_world(
-        small(name, clients=CLIENTS, method=over, model={"backbones": ["mlp"]}, engine={"device": "cpu"})
-    )
-    for client in world.clients:
+    part = build_part(small(name, clients=CLIENTS, method=over, model={"backbones": ["mlp"]}, engine={"device": "cpu"}))
+    for client in part.clients:
         torch.manual_seed(client.id)
         client.model.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
         client.model.projector = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 8))
         for tensor in client.state.values():  # as if rounds had been played: zeros would hide much
             if tensor.is_floating_point():
                 tensor.add_(torch.rand(tensor.shape, dtype=tensor.dtype))
-    return world
+    return part
 
 
 def batches(views: int) -> tuple[Tensor, Tensor]:
@@ -82,8 +80,8 @@ def total(terms: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize(("name", "over"), METHODS)
 def test_the_loss_of_many_clients_at_once_is_that_of_each(name: str, over: dict[str, Any]) -> None:
-    world = world_of(name, over)
-    method, clients = world.method, world.clients
+    part = world_of(name, over)
+    method, clients = part.method, part.clients
     images, labels = batches(method.views)
     weights = stacked([dict(c.model.named_parameters()) for c in clients])
     weights = {f"model.{name}": tensor.requires_grad_() for name, tensor in weights.items()}
@@ -117,22 +115,22 @@ def test_these_are_all_methods() -> None:
 @pytest.mark.parametrize(("name", "over"), METHODS)
 def test_a_step_never_reads_a_value(name: str, over: dict[str, Any]) -> None:
     """On the meta device there are no values, so reading one, or branching on one, is an error."""
-    world = world_of(name, over)
-    client = world.clients[0]
+    part = world_of(name, over)
+    client = part.clients[0]
     client.model.to("meta")
     client.state = {key: tensor.to("meta") for key, tensor in client.state.items()}
-    images, labels = (tensor[0].to("meta") for tensor in batches(world.method.views))
-    terms = Step(world.method, client)(client.state, images, labels)
+    images, labels = (tensor[0].to("meta") for tensor in batches(part.method.views))
+    terms = Step(part.method, client)(client.state, images, labels)
     total(terms).backward()
     assert {tensor.device.type for tensor in (*terms.values(), *client.state.values())} == {"meta"}
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedsim", "fedclassavg"])
 def test_what_the_loss_reads_is_made_where_the_model_is(name: str) -> None:
-    world = world_of(name, {})
-    client = world.clients[0]
+    part = world_of(name, {})
+    client = part.clients[0]
     client.model.to("meta")
-    world.method.prepare(client)
+    part.method.prepare(client)
     assert {tensor.device.type for tensor in client.state.values()} == {"meta"}
 
 
@@ -147,16 +145,16 @@ def test_weights_on_the_cpu_mix_tensors_on_another_device() -> None:
 def test_a_run_on_a_gpu_mixes_as_on_the_cpu_and_keeps_its_books_there(name: str, over: dict[str, Any]) -> None:
     if name == "flt":
         pytest.importorskip("umap")
-    worlds = {}
+    parts = {}
     for device in ("cpu", "cuda"):
         engine = {"device": device, "kind": "eager", "precision": "fp32"}
         # Not Adam, which makes full steps of gradients that are all but zero: there a rounding decides the direction.
         train = {"optimizer": "sgd", "learning_rate": 0.01}
-        worlds[device] = play(small(name, model={"backbones": ["mlp"]}, method=over, engine=engine, train=train))
-    here, there = (parameters(worlds[device]) for device in ("cpu", "cuda"))
+        parts[device] = play(small(name, model={"backbones": ["mlp"]}, method=over, engine=engine, train=train))
+    here, there = (parameters(parts[device]) for device in ("cpu", "cuda"))
     for key, tensor in there.items():
         assert tensor.is_cuda, key
         torch.testing.assert_close(tensor.cpu(), here[key], rtol=1e-2, atol=1e-3, msg=key)
-    for client in worlds["cuda"].clients:
+    for client in parts["cuda"].clients:
         assert all(client.state[key].is_cpu for key in {"weights", "samples", "degree"} & client.state.keys())
-    assert worlds["cuda"].ledger.by_round == worlds["cpu"].ledger.by_round
+    assert parts["cuda"].ledger.by_round == parts["cpu"].ledger.by_round

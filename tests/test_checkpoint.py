@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mapl
-import mapl.checkpoint
-import mapl.files
+import mapl.runs.checkpoint
+import mapl.runs.files
 from conftest import command, in_child, small, stop_after, written
 from mapl import MaplError, Recipe
-from mapl.checkpoint import Checkpoint, Writer, latest, load, save
 from mapl.recipe import to_toml
+from mapl.runs.checkpoint import Checkpoint, Writer, latest, load, save
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -71,7 +71,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     st.lists(
         st.tuples(
             st.text(st.characters(exclude_categories=["Cs"]), max_size=9),
-            st.sampled_from(list(mapl.checkpoint._DTYPES)),
+            st.sampled_from(list(mapl.runs.checkpoint._DTYPES)),
             st.lists(st.integers(0, 3), max_size=3),
         ),
         unique_by=lambda entry: entry[0],
@@ -154,13 +154,13 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path):
 def disk(monkeypatch):
     """A disk that begins to write when it is told to."""
     ready = threading.Event()
-    write_parts = mapl.files.write_parts
+    write_parts = mapl.runs.files.write_parts
 
     def write(*arguments) -> Path:
         assert ready.wait(60)
         return write_parts(*arguments)
 
-    monkeypatch.setattr("mapl.checkpoint.write_parts", write)
+    monkeypatch.setattr("mapl.runs.checkpoint.write_parts", write)
     return ready
 
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_is_written_meanwhile_and_has_the_tensors_as_they_were(disk
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_of_a_gpu_are_saved_as_those_of_the_host_are(tmp_path):
-    host = {f"{dtype}": (100 * torch.rand(7, 5)).to(dtype) for dtype in mapl.checkpoint._DTYPES}
+    host = {f"{dtype}": (100 * torch.rand(7, 5)).to(dtype) for dtype in mapl.runs.checkpoint._DTYPES}
     host |= {"transposed": torch.rand(2000, 1000).T, "here": torch.rand(3)}
     for rounds in (1, 2):
         with Writer(tmp_path, keep=9) as writer:
@@ -200,7 +200,7 @@ def test_a_file_that_is_written_in_parts_has_the_same_bytes(part, monkeypatch, t
         "a": numbers.T, "b": numbers[2:4, 1:3], "c": torch.rand(0, 3), "d": torch.tensor(5.0), "e": torch.arange(7),
         "f": numbers.view(torch.uint8)[0, :3], "g": torch.rand(50), "h": numbers[0, 0].expand(3),
     }  # fmt: skip
-    monkeypatch.setattr(mapl.checkpoint, "PART", part)
+    monkeypatch.setattr(mapl.runs.checkpoint, "PART", part)
     data = save(tmp_path, 1, tensors, keep=9).read_bytes()
     assert data == safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
 
@@ -226,8 +226,8 @@ def test_a_gpu_without_room_for_copies_has_them_made_on_the_host(monkeypatch):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2000, 10_000))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 5500)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 5000)
-    assert mapl.checkpoint._room_for(1500)
-    assert not mapl.checkpoint._room_for(1501)
+    assert mapl.runs.checkpoint._room_for(1500)
+    assert not mapl.runs.checkpoint._room_for(1501)
 
 
 def test_what_the_thread_meets_is_raised_once_at_the_next_checkpoint_or_the_end(monkeypatch, tmp_path):
@@ -236,7 +236,7 @@ def test_what_the_thread_meets_is_raised_once_at_the_next_checkpoint_or_the_end(
 
     with Writer(tmp_path, keep=1) as writer:
         with monkeypatch.context() as patch:
-            patch.setattr("mapl.checkpoint.write_parts", full)
+            patch.setattr("mapl.runs.checkpoint.write_parts", full)
             writer.save(1, {"x": torch.zeros(1)})
             with pytest.raises(OSError, match="No space left"):
                 writer.wait()
@@ -313,14 +313,14 @@ def test_when_all_are_damaged_the_run_says_so_and_nothing_is_changed(recipe, tmp
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "file"
-    mapl.files.write_aside(path, b"old")
+    mapl.runs.files.write_aside(path, b"old")
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        mapl.files.write_aside(path, b"new")
+        mapl.runs.files.write_aside(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -330,7 +330,7 @@ def test_a_full_disk_is_a_sentence_and_costs_no_more_than_the_rounds_since_the_l
     round, recipe, tmp_path, monkeypatch
 ):
     mapl.run(recipe, tmp_path / "whole")
-    write_parts = mapl.files.write_parts
+    write_parts = mapl.runs.files.write_parts
 
     def full(aside: Path, *others) -> Path:
         if aside.name.startswith(f".{round:06d}."):
@@ -338,7 +338,7 @@ def test_a_full_disk_is_a_sentence_and_costs_no_more_than_the_rounds_since_the_l
         return write_parts(aside, *others)
 
     with monkeypatch.context() as patch:
-        patch.setattr("mapl.checkpoint.write_parts", full)
+        patch.setattr("mapl.runs.checkpoint.write_parts", full)
         with pytest.raises(
             MaplError, match=r"could not be written \(.*No space left.*\); nothing before its last checkpoint is lost"
         ):

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import mapl
 from conftest import command, in_child, small, stop_after, written
+from mapl.analysis.compare import Arm, Estimate
 from mapl.cli import main
 from mapl.cli.app import app
 from mapl.cli.look import CELLS, table
-from mapl.compare import Arm, Estimate
-from mapl.files import only_writer
 from mapl.recipe import read, to_toml, validated
+from mapl.runs.files import only_writer
 
 QUICK = ["--clients", "4", "--rounds", "2", "--set", "partition.shots=2", "--set", "evaluate.every=1"]
 

@@ -11,9 +11,9 @@ from scipy import stats
 
 from conftest import small
 from mapl import Recipe, Record
-from mapl.clusters import adjusted_rand, class_overlap, share_by_chance, share_inside
-from mapl.compare import Estimate, compare, group, left_out
-from mapl.history import ClientCard, Round, sparse_row
+from mapl.analysis.clusters import adjusted_rand, class_overlap, share_by_chance, share_inside
+from mapl.analysis.compare import Estimate, compare, group, left_out
+from mapl.runs.history import ClientCard, Round, sparse_row
 
 ALONE = {"network": {"topology": {"name": "none"}}}
 

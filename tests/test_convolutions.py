@@ -11,8 +11,8 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from mapl.engine.graphs.convolutions import Depthwise, OneByOne, Products, Sizes, Stem
-from mapl.engine.graphs.layers import AveragePool, KeyedDropout, Keys, MaxPool, _Blocks, _Matrices
+from mapl.engine.cuda.convolutions import Depthwise, OneByOne, Products, Sizes, Stem
+from mapl.engine.cuda.layers import AveragePool, KeyedDropout, Keys, MaxPool, _Blocks, _Matrices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -17,31 +17,31 @@ from mapl.engine.workers import never_draws, side_by_side
 from mapl.methods.mapl import Mapl
 from mapl.model import find_backbone
 from mapl.recipe import merge
-from mapl.round import play_round
-from mapl.world import World, build_world, given_in_python
+from mapl.runs.part import Part, build_part, given_in_python
+from mapl.runs.round import play_round
 
 
-def world_of(**over) -> World:
-    return build_world(small(**over))
+def world_of(**over) -> Part:
+    return build_part(small(**over))
 
 
 def test_draws_are_those_of_seed_client_and_round_alone():
-    world, other_seed = world_of(), world_of(seed=1)
-    first = world.engine.draw(world.clients[1], 4)
-    world.engine.train(world.clients[0], 0)
+    part, other_seed = world_of(), world_of(seed=1)
+    first = part.engine.draw(part.clients[1], 4)
+    part.engine.train(part.clients[0], 0)
     torch.manual_seed(99)
-    again = world.engine.draw(world.clients[1], 4)
+    again = part.engine.draw(part.clients[1], 4)
     assert torch.equal(first.batches, again.batches)
     assert torch.equal(first.uniforms, again.uniforms)
-    for engine, client, round in ((world.engine, 1, 5), (world.engine, 2, 4), (other_seed.engine, 1, 4)):
-        different = engine.draw(world.clients[client], round)
+    for engine, client, round in ((part.engine, 1, 5), (part.engine, 2, 4), (other_seed.engine, 1, 4)):
+        different = engine.draw(part.clients[client], round)
         assert not torch.equal(different.batches, first.batches)
         assert not torch.equal(different.uniforms, first.uniforms)
 
 
 def test_views_and_epochs_have_draws_of_their_own():
-    world = world_of(train={"epochs": 2, "batch": 10}, partition={"shots": 2})
-    draws = world.engine.draw(world.clients[0], 0)
+    part = world_of(train={"epochs": 2, "batch": 10}, partition={"shots": 2})
+    draws = part.engine.draw(part.clients[0], 0)
     assert draws.batches.shape == (2, 10)
     assert draws.uniforms.shape[:2] == (2, 20)
     assert not torch.equal(draws.batches[0], draws.batches[1])
@@ -64,15 +64,15 @@ class Dropping(nn.Sequential):
 
 
 def test_dropout_is_keyed_too_and_the_global_generator_left_alone():
-    worlds = []
+    parts = []
     for noise in (1, 2):
         torch.manual_seed(noise)
-        worlds.append(build_world(small(), backbones=dict.fromkeys(("mlp", "cnn", "residual", "separable"), Dropping)))
+        parts.append(build_part(small(), backbones=dict.fromkeys(("mlp", "cnn", "residual", "separable"), Dropping)))
         before = torch.random.get_rng_state()
-        for client in worlds[-1].clients:
-            worlds[-1].engine.train(client, 0)
+        for client in parts[-1].clients:
+            parts[-1].engine.train(client, 0)
         assert torch.equal(torch.random.get_rng_state(), before)
-    assert_same(parameters(worlds[0]), parameters(worlds[1]))
+    assert_same(parameters(parts[0]), parameters(parts[1]))
 
 
 class Listening(nn.Sequential):
@@ -90,10 +90,10 @@ class Listening(nn.Sequential):
 
 
 def test_what_layers_draw_differs_by_client_and_round_and_comes_again():
-    world = build_world(small(), backbones=dict.fromkeys(("mlp", "cnn", "residual", "separable"), Listening))
+    part = build_part(small(), backbones=dict.fromkeys(("mlp", "cnn", "residual", "separable"), Listening))
     Listening.heard.clear()
     for client, round in ((0, 0), (1, 0), (0, 1), (0, 0)):
-        world.engine.train(world.clients[client], round)
+        part.engine.train(part.clients[client], round)
     steps = len(Listening.heard) // 4
     assert steps > 0
     parts = [Listening.heard[steps * i : steps * (i + 1)] for i in range(4)]
@@ -105,18 +105,18 @@ def test_what_layers_draw_differs_by_client_and_round_and_comes_again():
     ("batch", "steps", "size"), [(4, 2, 4), (5, 2, 5), (6, 1, 6), (10, 1, 10), (11, 1, 10), (64, 1, 10)]
 )
 def test_a_short_last_batch_is_dropped_and_a_short_shard_is_one_batch(batch, steps, size):
-    world = world_of(train={"batch": batch}, partition={"shots": 2, "clusters": 2})
-    client = world.clients[0]
+    part = world_of(train={"batch": batch}, partition={"shots": 2, "clusters": 2})
+    client = part.clients[0]
     assert client.samples == 10
-    draws = world.engine.draw(client, 0)
+    draws = part.engine.draw(client, 0)
     assert draws.batches.shape == (steps, size)
     assert len(set(draws.batches.flatten().tolist())) == steps * size
 
 
 def test_one_training_image_is_too_few_for_one_view_and_the_error_says_so():
-    world = build_world(small("local", clients=10, partition={"clusters": 10, "shots": 1}))
+    part = build_part(small("local", clients=10, partition={"clusters": 10, "shots": 1}))
     with pytest.raises(MaplError, match=r"client 3 has a single training image.*raise partition\.shots"):
-        world.engine.train(world.clients[3], 0)
+        part.engine.train(part.clients[3], 0)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -136,20 +136,20 @@ def test_a_reset_optimiser_forgets_and_a_living_one_does_not(optimizer):
 
 
 def test_the_optimisers_are_those_of_the_settings():
-    world = world_of(train={"optimizer": "sgd", "momentum": 0.7, "weight_decay": 0.1, "learning_rate": 0.3})
-    sgd = make_optimizer(world.clients[0], world.recipe.train)
+    part = world_of(train={"optimizer": "sgd", "momentum": 0.7, "weight_decay": 0.1, "learning_rate": 0.3})
+    sgd = make_optimizer(part.clients[0], part.recipe.train)
     assert isinstance(sgd, torch.optim.SGD)
     assert [sgd.defaults[k] for k in ("lr", "momentum", "weight_decay")] == [0.3, 0.7, 0.1]
-    adam = make_optimizer(world.clients[0], world_of().recipe.train)
+    adam = make_optimizer(part.clients[0], world_of().recipe.train)
     assert isinstance(adam, torch.optim.Adam)
     assert [adam.defaults[k] for k in ("lr", "betas", "weight_decay")] == [1e-3, (0.5, 0.999), 0]
     optimised = {id(p) for group in adam.param_groups for p in group["params"]}
-    assert id(world.clients[0].model.prototypes) in optimised
+    assert id(part.clients[0].model.prototypes) in optimised
 
 
 def test_a_step_of_sgd_by_hand():
-    world = world_of(train={"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1, "batch": 64}, method={"terms": []})
-    client, engine = world.clients[0], world.engine
+    part = world_of(train={"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1, "batch": 64}, method={"terms": []})
+    client, engine = part.clients[0], part.engine
     draws = engine.draw(client, 0)
     batch = draws.batches[0]
     images = engine.augmentation.apply(client.train.pixels[batch].repeat(2, 1, 1, 1), draws.uniforms[0])
@@ -162,34 +162,34 @@ def test_a_step_of_sgd_by_hand():
 
 
 def test_training_lowers_the_loss_and_reaches_an_accuracy_above_chance():
-    world = play(small(rounds=15, partition={"shots": 10, "test_shots": 20}, network={"topology": {"name": "none"}}))
-    first, last = world.rounds[0].losses["cross_entropy"], world.rounds[-1].losses["cross_entropy"]
+    part = play(small(rounds=15, partition={"shots": 10, "test_shots": 20}, network={"topology": {"name": "none"}}))
+    first, last = part.rounds[0].losses["cross_entropy"], part.rounds[-1].losses["cross_entropy"]
     assert sum(last) < 0.7 * sum(first)
-    assert sum(world.rounds[-1].accuracy) / 4 > 0.5  # 0.2 by chance: each client has five classes
+    assert sum(part.rounds[-1].accuracy) / 4 > 0.5  # 0.2 by chance: each client has five classes
 
 
 def test_accuracy_is_the_share_of_test_images_classified_rightly_in_evaluation_mode():
-    world = play(small(), rounds=2)
-    client = world.clients[1]
+    part = play(small(), rounds=2)
+    client = part.clients[1]
     client.model.train()
     statistics = {k: v.clone() for k, v in client.model.state_dict().items()}
-    answers = world.engine.evaluate(client)
+    answers = part.engine.evaluate(client)
     assert_same(dict(client.model.state_dict()), statistics)
     client.model.eval()
     with torch.no_grad():
         guesses = [
-            int(client.model(world.engine.augmentation.normalise(image[None])).argmax()) for image in client.test.pixels
+            int(client.model(part.engine.augmentation.normalise(image[None])).argmax()) for image in client.test.pixels
         ]
     right = [guess == label for guess, label in zip(guesses, client.test.labels.tolist(), strict=True)]
     assert answers.tolist() == right
 
 
 def test_a_loss_that_is_not_a_number_names_client_round_and_term():
-    world = world_of()
+    part = world_of()
     with torch.no_grad():
-        world.clients[2].model.prototypes[0, 0] = torch.nan
+        part.clients[2].model.prototypes[0, 0] = torch.nan
     with pytest.raises(MaplError, match=r"the prototype loss of client 2 became nan in round 7.*train\.learning_rate"):
-        world.engine.train(world.clients[2], 7)
+        part.engine.train(part.clients[2], 7)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -212,27 +212,27 @@ class Viewing(nn.Sequential):
 MIXED = {"mlp": None, "dropping": Dropping, "cnn": None, "viewing": Viewing, "residual": None, "separable": None}
 
 
-def mixed_world(**over) -> World:
+def mixed_world(**over) -> Part:
     """Clients that train side by side, and between them some that draw or want their channels first."""
     given = {name: backbone or find_backbone(name) for name, backbone in MIXED.items()}
     recipe = small(**merge({"clients": 8, "partition": {"stride": 0}, "train": {"batch": 4}}, over))
-    return build_world(given_in_python(recipe, None, given), backbones=given)
+    return build_part(given_in_python(recipe, None, given), backbones=given)
 
 
 @pytest.mark.parametrize("reset", [True, False])
 def test_no_bit_depends_on_how_many_clients_train_at_a_time(reset):
     """Nor on what a thread did before: the global generator is left alone, and what layers draw is keyed."""
-    worlds = []
+    parts = []
     for workers in (1, 2, 5):
         torch.manual_seed(workers)
         before = torch.random.get_rng_state()
-        worlds.append(mixed_world(engine={"workers": workers}, train={"batch": 4, "reset": reset}))
+        parts.append(mixed_world(engine={"workers": workers}, train={"batch": 4, "reset": reset}))
         for t in range(2):
-            play_round(worlds[-1], t)
+            play_round(parts[-1], t)
         assert torch.equal(torch.random.get_rng_state(), before)
-    for world in worlds[1:]:
-        assert_same(parameters(worlds[0]), parameters(world))
-        assert world.rounds == worlds[0].rounds
+    for part in parts[1:]:
+        assert_same(parameters(parts[0]), parameters(part))
+        assert part.rounds == parts[0].rounds
 
 
 def test_one_client_s_training_does_not_depend_on_the_others_in_its_call():
@@ -274,30 +274,30 @@ class Noisy(Mapl):
 
 
 def test_a_method_that_draws_is_keyed_too():
-    worlds = []
+    parts = []
     for workers in (1, 4):
-        worlds.append(build_world(small(method={"name": "test_engine:Noisy"}, engine={"workers": workers})))
-        play_round(worlds[-1], 0)
-    assert_same(parameters(worlds[0]), parameters(worlds[1]))
+        parts.append(build_part(small(method={"name": "test_engine:Noisy"}, engine={"workers": workers})))
+        play_round(parts[-1], 0)
+    assert_same(parameters(parts[0]), parameters(parts[1]))
 
 
 def test_an_error_in_one_of_several_threads_is_the_first_client_s():
-    world = world_of(engine={"workers": 4})
+    part = world_of(engine={"workers": 4})
     with torch.no_grad():
-        for client in world.clients[1:]:
+        for client in part.clients[1:]:
             client.model.prototypes[0, 0] = torch.nan
     with pytest.raises(MaplError, match=r"loss of client 1 became nan"):
-        world.engine.train_all(world.clients, 0)
+        part.engine.train_all(part.clients, 0)
 
 
 def test_all_tensors_are_in_their_places_and_in_the_usual_order_after_training():
     """Only inside a client's training do convolutions have another order in memory."""
-    world = mixed_world()
-    before = {name: tensor.data_ptr() for name, tensor in parameters(world).items()}
-    world.engine.train_all(world.clients, 0)
-    assert {name: tensor.data_ptr() for name, tensor in parameters(world).items()} == before
-    assert all(tensor.is_contiguous() for tensor in parameters(world).values())
-    assert {c.backbone for c in world.clients if c.id in world.engine._channels_last} == {
+    part = mixed_world()
+    before = {name: tensor.data_ptr() for name, tensor in parameters(part).items()}
+    part.engine.train_all(part.clients, 0)
+    assert {name: tensor.data_ptr() for name, tensor in parameters(part).items()} == before
+    assert all(tensor.is_contiguous() for tensor in parameters(part).values())
+    assert {c.backbone for c in part.clients if c.id in part.engine._channels_last} == {
         "cnn",
         "residual",
         "separable",
@@ -308,13 +308,13 @@ def test_all_tensors_are_in_their_places_and_in_the_usual_order_after_training()
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_the_order_in_memory_changes_rounding_alone(optimizer, reset):
     train = {"batch": 4, "optimizer": optimizer, "reset": reset, "learning_rate": 1e-3}
-    fast, usual = (build_world(small(model={"backbones": ["residual"]}, train=train)) for _ in range(2))
+    fast, usual = (build_part(small(model={"backbones": ["residual"]}, train=train)) for _ in range(2))
     assert len(fast.engine._channels_last) == 4
     usual.engine._channels_last = set()
     for t in range(2):
-        for world in (fast, usual):
-            world.engine.train_all(world.clients, t)
-    ours, theirs = ({**parameters(world), **world.engine.state()} for world in (fast, usual))
+        for part in (fast, usual):
+            part.engine.train_all(part.clients, t)
+    ours, theirs = ({**parameters(part), **part.engine.state()} for part in (fast, usual))
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         assert value.is_contiguous(), name
@@ -326,20 +326,20 @@ def test_the_order_in_memory_changes_rounding_alone(optimizer, reset):
 
 
 def test_a_client_that_waits_keeps_no_optimiser_and_no_gradients():
-    world = build_world(small("local"))
-    world.engine.train_all(world.clients, 0)
-    assert not world.engine.optimizers
-    assert all(parameter.grad is None for client in world.clients for parameter in client.model.parameters())
+    part = build_part(small("local"))
+    part.engine.train_all(part.clients, 0)
+    assert not part.engine.optimizers
+    assert all(parameter.grad is None for client in part.clients for parameter in client.model.parameters())
 
 
 def test_images_made_for_several_steps_are_those_made_step_by_step(monkeypatch):
-    world = world_of(train={"epochs": 3, "batch": 5}, partition={"shots": 2})
-    client = world.clients[0]
-    draws = world.engine.draw(client, 0)
+    part = world_of(train={"epochs": 3, "batch": 5}, partition={"shots": 2})
+    client = part.clients[0]
+    draws = part.engine.draw(client, 0)
 
     def made(numbers):
         monkeypatch.setattr("mapl.engine.eager.AT_A_TIME", numbers)
-        return list(world.engine._augmented(client, client.train, draws.batches, draws.uniforms))
+        return list(part.engine._augmented(client, client.train, draws.batches, draws.uniforms))
 
     at_once, singly = made(4 * 10 * 64), made(1)
     assert len(draws.batches) == len(at_once) == len(singly) == 6
@@ -369,23 +369,23 @@ class Scribbling(nn.Module):
 def test_a_backbone_may_write_over_its_images_and_pool_with_two_results():
     backbones = {"scribbling": Scribbling}
     recipe = given_in_python(small("local", train={"batch": 5}, partition={"shots": 2}), None, backbones)
-    world = build_world(recipe, backbones=backbones)
+    part = build_part(recipe, backbones=backbones)
     for t in range(2):
-        play_round(world, t)
-    assert all(client.model.backbone.gain != 1 for client in world.clients)
+        play_round(part, t)
+    assert all(client.model.backbone.gain != 1 for client in part.clients)
 
 
 def test_gradients_come_back_to_a_pooling_in_its_order_and_nothing_is_left_behind(monkeypatch):
-    world = world_of(model={"backbones": ["cnn"]})
-    client, together, seen = world.clients[0], channels_last._together, []
+    part = world_of(model={"backbones": ["cnn"]})
+    client, together, seen = part.clients[0], channels_last._together, []
 
     def spy(gradient):
         seen.append((gradient, together(gradient)))
         return seen[-1][1]
 
     monkeypatch.setattr(channels_last, "_together", spy)
-    world.engine.train(client, 0)
-    assert len(seen) == len(world.engine.draw(client, 0).batches)
+    part.engine.train(client, 0)
+    assert len(seen) == len(part.engine.draw(client, 0).batches)
     for gradient, ours in seen:
         assert not gradient.is_contiguous(memory_format=torch.channels_last)
         assert ours.is_contiguous(memory_format=torch.channels_last)

@@ -27,9 +27,9 @@ from conftest import small
 from mapl import MaplError
 from mapl.cli.export import export_command
 from mapl.client import Client
-from mapl.export import export_run, load_model
-from mapl.run import restored_world
-from mapl.world import World
+from mapl.runs.export import export_run, load_model
+from mapl.runs.part import Part
+from mapl.runs.run import restored_part
 from test_writers import examples
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -55,37 +55,37 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def world(run: Path) -> World:
-    world = restored_world(run)
-    assert world is not None
-    return world
+def part(run: Path) -> Part:
+    part = restored_part(run)
+    assert part is not None
+    return part
 
 
-def logits(world: World, client: Client, images: Tensor) -> Tensor:
+def logits(part: Part, client: Client, images: Tensor) -> Tensor:
     """What the client itself says."""
     client.model.eval()
     with torch.no_grad():
-        return world.method.scores(client, client.model.embed(world.engine.augmentation.normalise(images)))
+        return part.method.scores(client, client.model.embed(part.engine.augmentation.normalise(images)))
 
 
-def test_weights_come_back_as_the_same_model(run: Path, world: World, tmp_path: Path) -> None:
+def test_weights_come_back_as_the_same_model(run: Path, part: Part, tmp_path: Path) -> None:
     paths = export_run(run, tmp_path)
     assert [path.name for path in paths] == [f"client-{i:03d}.safetensors" for i in range(4)]
     assert sorted(tmp_path.iterdir()) == paths
-    for client, path in zip(world.clients, paths, strict=True):
+    for client, path in zip(part.clients, paths, strict=True):
         model, images = load_model(path), client.test.pixels
         with torch.no_grad():
-            assert torch.equal(model(images), logits(world, client, images))
+            assert torch.equal(model(images), logits(part, client, images))
             torch.testing.assert_close(model(images / 255), model(images), **TOLERANCE)
 
 
-def test_weights_carry_their_card_and_nothing_private(run: Path, world: World, tmp_path: Path) -> None:
+def test_weights_carry_their_card_and_nothing_private(run: Path, part: Part, tmp_path: Path) -> None:
     (path,) = export_run(run, tmp_path, [3])
     with safe_open(path, "pt") as file:
         card, names = file.metadata(), list(file.keys())
     assert all(name.startswith(("backbone.", "head.")) for name in names)
     assert (card["client"], card["backbone"], card["image"], card["classes"]) == ("3", "separable", "[1, 8, 8]", "10")
-    assert (card["mean"], card["std"], card["run"]) == ("[0.305]", "[0.376]", world.recipe.fingerprint())
+    assert (card["mean"], card["std"], card["run"]) == ("[0.305]", "[0.376]", part.recipe.fingerprint())
     assert float(card["accuracy"]) == mapl.load(run).accuracy[3]
     assert (card["accuracy_round"], card["accuracy_moment"], card["mapl"]) == ("1", "trained", mapl_version())
 
@@ -96,14 +96,14 @@ def mapl_version() -> str:
     return version("mapl")
 
 
-def test_programs_give_the_clients_own_logits_for_any_number_of_images(run: Path, world: World, tmp_path: Path) -> None:
+def test_programs_give_the_clients_own_logits_for_any_number_of_images(run: Path, part: Part, tmp_path: Path) -> None:
     paths = export_run(run, tmp_path, kind="torch-export")
     assert [path.name for path in paths[:2]] == ["client-000.pt2", "client-000.json"]
-    for client, path in zip(world.clients, paths[::2], strict=True):
+    for client, path in zip(part.clients, paths[::2], strict=True):
         program = torch.export.load(path).module()
         for count in (1, 2, 3, len(client.test)):
             images = client.test.pixels[:count]
-            torch.testing.assert_close(program(images), logits(world, client, images), **TOLERANCE)
+            torch.testing.assert_close(program(images), logits(part, client, images), **TOLERANCE)
         with pytest.raises(RuntimeError, match="dtype"):  # rather than wrong logits
             program(images / 255)
     card = json.loads(paths[-1].read_text())
@@ -111,24 +111,24 @@ def test_programs_give_the_clients_own_logits_for_any_number_of_images(run: Path
     assert card["accuracy"] == mapl.load(run).accuracy[3]
 
 
-def test_a_program_can_take_floats(run: Path, world: World, tmp_path: Path) -> None:
+def test_a_program_can_take_floats(run: Path, part: Part, tmp_path: Path) -> None:
     path, _ = export_run(run, tmp_path, [1], "torch-export", pixels="float32")
-    images = world.clients[1].test.pixels
+    images = part.clients[1].test.pixels
     said = torch.export.load(path).module()(images / 255)
-    torch.testing.assert_close(said, logits(world, world.clients[1], images), **TOLERANCE)
+    torch.testing.assert_close(said, logits(part, part.clients[1], images), **TOLERANCE)
 
 
 def test_a_method_that_does_not_classify_by_its_head_is_exported_as_it_was_tested(tmp_path: Path) -> None:
     recipe = small("fedproto", rounds=2, clients=2, model={"backbones": ["mlp"]})
     run = mapl.run(recipe, tmp_path / "run").folder
     path, _ = export_run(run, tmp_path / "to", [0], "torch-export")
-    world = restored_world(run)
-    assert world is not None
-    client = world.clients[0]
+    part = restored_part(run)
+    assert part is not None
+    client = part.clients[0]
     said = torch.export.load(path).module()(client.test.pixels)
-    torch.testing.assert_close(said, logits(world, client, client.test.pixels), **TOLERANCE)
+    torch.testing.assert_close(said, logits(part, client, client.test.pixels), **TOLERANCE)
     right = (said.argmax(1) == client.test.labels).double().mean()
-    assert float(right) == pytest.approx(float(world.engine.evaluate(client).double().mean()))
+    assert float(right) == pytest.approx(float(part.engine.evaluate(client).double().mean()))
     warnings: list[str] = []
     export_run(run, tmp_path / "to", [0], warn=warnings.append)
     assert "fedproto need not classify by its head" in warnings[0]
@@ -201,7 +201,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert command(str(run), *where, "--format", "onnx")[0] == 2
 
 
-def test_the_server_of_the_document(run: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_of_the_document(run: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = export_run(run, tmp_path, [1], "torch-export")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -211,11 +211,11 @@ def test_the_server_of_the_document(run: Path, world: World, tmp_path: Path, mon
     code = compile(examples()["serve.py"], "serve.py", "exec")
     server = threading.Thread(target=exec, args=(code, {}), daemon=True)
     server.start()
-    client, body = world.clients[1], io.BytesIO()
+    client, body = part.clients[1], io.BytesIO()
     np.save(body, client.test.pixels.numpy())
     answer = post(f"http://127.0.0.1:{port}", body.getvalue())
     server.join(timeout=10)
-    assert json.loads(answer) == logits(world, client, client.test.pixels).argmax(1).tolist()
+    assert json.loads(answer) == logits(part, client, client.test.pixels).argmax(1).tolist()
 
 
 def post(url: str, body: bytes) -> bytes:

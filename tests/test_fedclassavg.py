@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from conftest import small
 from mapl.methods.fedclassavg import raw_contrastive
-from mapl.round import play_round
-from mapl.world import build_world
+from mapl.runs.part import build_part
+from mapl.runs.round import play_round
 
 
 def original(embedding: Tensor, labels: Tensor, temperature: float) -> float:
@@ -69,14 +69,14 @@ def test_the_original_contrast_has_finite_gradients_where_embeddings_are_zero_eq
 def test_the_terms(contrast, by_hand):
     """Contrast over both views, cross-entropy of the first alone, and the pull of the head to where it started."""
     settings = {"contrast": contrast, "mu": 0.6, "temperature": 2.0}
-    world = build_world(small("fedclassavg", method=settings))
-    client = world.clients[1]
+    part = build_part(small("fedclassavg", method=settings))
+    client = part.clients[1]
     start = {name: tensor + 0.1 * torch.randn(tensor.shape) for name, tensor in client.model.head.state_dict().items()}
     for name, tensor in start.items():
         client.state[f"start.{name}"].copy_(tensor)
     images, labels = torch.rand(10, 1, 8, 8), torch.tensor([0, 1, 1, 2, 4]).repeat(2)
     embedding = copy.deepcopy(client.model).embed(images).detach()
-    terms = world.method.loss(client, images, labels)
+    terms = part.method.loss(client, images, labels)
     assert set(terms) == {"cross_entropy", "contrastive", "proximity"}
     assert float(terms["contrastive"].detach()) == pytest.approx(by_hand(embedding, labels, 2.0), rel=1e-4)
     logits = client.model.head(torch.relu(embedding))
@@ -93,8 +93,8 @@ def test_the_terms(contrast, by_hand):
 def test_the_head_is_pulled_to_where_it_was_when_the_round_began():
     """So the term is zero in the first batch of a round, after the server's head was loaded, and not in later ones."""
     over: dict[str, Any] = {"train": {"batch": 5, "epochs": 2, "learning_rate": 0.01}}
-    world = build_world(small("fedclassavg", **over))
-    loss, pulls = world.method.loss, []
+    part = build_part(small("fedclassavg", **over))
+    loss, pulls = part.method.loss, []
 
     def watched(client, images, labels):
         terms = loss(client, images, labels)
@@ -102,19 +102,19 @@ def test_the_head_is_pulled_to_where_it_was_when_the_round_began():
             pulls.append(float(terms["proximity"].detach()))
         return terms
 
-    world.method.loss = watched
+    part.method.loss = watched
     for t in range(3):
         pulls.clear()
-        before = {name: tensor.clone() for name, tensor in world.clients[2].model.head.state_dict().items()}
-        play_round(world, t)
+        before = {name: tensor.clone() for name, tensor in part.clients[2].model.head.state_dict().items()}
+        play_round(part, t)
         assert len(pulls) == 4  # two epochs of two batches
         assert pulls[0] == 0
         assert min(pulls[1:]) > 0
         for name, tensor in before.items():
-            assert torch.equal(world.clients[2].state[f"start.{name}"], tensor)
+            assert torch.equal(part.clients[2].state[f"start.{name}"], tensor)
 
 
 def test_it_sees_two_contrastive_views():
-    world = build_world(small("fedclassavg", train={"batch": 4}))
-    assert world.engine.draw(world.clients[0], 0).uniforms.shape[1] == 8
-    assert world.engine.augmentation.settings == world.recipe.augment.contrastive
+    part = build_part(small("fedclassavg", train={"batch": 4}))
+    assert part.engine.draw(part.clients[0], 0).uniforms.shape[1] == 8
+    assert part.engine.augmentation.settings == part.recipe.augment.contrastive

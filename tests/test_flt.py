@@ -24,9 +24,9 @@ import mapl.methods.flt as flt
 from conftest import play, small
 from mapl import Letter, MaplError
 from mapl.client import Server
-from mapl.exchange import exchange
 from mapl.network import Ledger, Post
-from mapl.world import World, build_world
+from mapl.runs.exchange import exchange
+from mapl.runs.part import Part, build_part
 
 OVER: dict[str, Any] = {"model": {"backbones": ["cnn"]}, "partition": {"scenario": 3, "shots_range": [2, 6]}}
 LATENT = 6
@@ -84,10 +84,10 @@ def test_the_distance_of_two_clients_is_that_of_the_best_matching_of_their_centr
 def test_a_client_answers_with_the_centres_of_its_encoded_images(flat, monkeypatch):
     """k-means: each centre is the mean of the codes that are nearer to it than to any other."""
     seen = written(monkeypatch)
-    world = play(recipe(), rounds=1)
+    part = play(recipe(), rounds=1)
     opening, answers = seen[0], seen[1:5]
     assert set(opening.tensors) == {"encoder"}
-    for client, answer in zip(world.clients, answers, strict=True):
+    for client, answer in zip(part.clients, answers, strict=True):
         codes = encode(opening.tensors["encoder"], client.train.pixels.double().flatten(1) / 255)
         count = int(answer.tensors["count"])
         assert count == len(client.train.labels.unique()) == 5
@@ -113,10 +113,10 @@ def test_relations_come_from_letters_alone(flat, monkeypatch):
     # Half of the pairs are below this, half above.
     threshold = sum(sorted(distance.values())[2:4]) / 2
     related = [[i == j or distance[min(i, j), max(i, j)] < threshold for j in range(4)] for i in range(4)]
-    world = play(recipe(threshold=threshold), rounds=1)
-    assert world.server.state["related"].tolist() == related
-    # And again from the letters, in a world whose clients have lost their images.
-    other = build_world(recipe(threshold=threshold))
+    part = play(recipe(threshold=threshold), rounds=1)
+    assert part.server.state["related"].tolist() == related
+    # And again from the letters, in a part whose clients have lost their images.
+    other = build_part(recipe(threshold=threshold))
     for client in other.clients:
         client.train.pixels.zero_()
     letters = {letter.sender: letter for letter in seen[1:5]}
@@ -126,16 +126,16 @@ def test_relations_come_from_letters_alone(flat, monkeypatch):
 
 
 def test_who_does_not_answer_is_related_to_itself_alone(flat):
-    world = build_world(recipe(threshold=1e9))
-    without(world, 1)
-    assert relations(world).int().tolist() == [[1, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [1, 0, 1, 1]]
+    part = build_part(recipe(threshold=1e9))
+    without(part, 1)
+    assert relations(part).int().tolist() == [[1, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [1, 0, 1, 1]]
 
 
 def test_clients_may_have_different_numbers_of_classes(flat):
     over = {**OVER, "partition": {"scenario": 2, "clusters": 3, "overlap": 2, "shots": 3}}
-    world = play(small("flt", **over, clients=6, method={"latent": LATENT, "encoder_epochs": 1}), rounds=1)
-    assert len({len(c.train.labels.unique()) for c in world.clients}) > 1
-    related = world.server.state["related"]
+    part = play(small("flt", **over, clients=6, method={"latent": LATENT, "encoder_epochs": 1}), rounds=1)
+    assert len({len(c.train.labels.unique()) for c in part.clients}) > 1
+    related = part.server.state["related"]
     assert torch.equal(related, related.T)
     assert related.diagonal().all()
 
@@ -143,30 +143,30 @@ def test_clients_may_have_different_numbers_of_classes(flat):
 # The average
 
 
-def without(world: World, absent: int) -> None:
+def without(part: Part, absent: int) -> None:
     """That client stays away (-1: nobody does)."""
-    world.method.wants = lambda client, round, near: near[:0] if client.id == absent else near
+    part.method.wants = lambda client, round, near: near[:0] if client.id == absent else near
 
 
 @pytest.mark.parametrize("absent", [-1, 1])
 def test_each_client_gets_the_average_of_its_relations_weighted_by_samples(absent):
-    world = build_world(recipe())
-    without(world, absent)
-    for client in world.clients:
+    part = build_part(recipe())
+    without(part, absent)
+    for client in part.clients:
         for tensor in client.model.state_dict().values():
             if tensor.is_floating_point():
                 tensor.copy_(torch.rand(tensor.shape) + client.id)
             else:
                 tensor.fill_(10 + client.id)
-    before = [{k: v.clone() for k, v in c.model.state_dict().items()} for c in world.clients]
+    before = [{k: v.clone() for k, v in c.model.state_dict().items()} for c in part.clients]
     related = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
-    world.server.state["related"] = torch.tensor(related, dtype=torch.bool)
-    samples = [len(c.train) for c in world.clients]
+    part.server.state["related"] = torch.tensor(related, dtype=torch.bool)
+    samples = [len(c.train) for c in part.clients]
     assert len(set(samples)) > 2
-    for client, inbox in exchange(world.method, world.clients, world.server, world.topology, Post(world.ledger), 1):
-        world.method.absorb(client, 1, inbox)
-    assert world.ledger.messages == (8 if absent < 0 else 6)  # no opening in a later round
-    for i, client in enumerate(world.clients):
+    for client, inbox in exchange(part.method, part.clients, part.server, part.topology, Post(part.ledger), 1):
+        part.method.absorb(client, 1, inbox)
+    assert part.ledger.messages == (8 if absent < 0 else 6)  # no opening in a later round
+    for i, client in enumerate(part.clients):
         if i == absent:
             related[i] = [int(i == j) for j in range(4)]
         elif absent >= 0:
@@ -261,10 +261,10 @@ def test_a_plane_takes_three_centres(few):
 # The real one
 
 
-def relations(world: World) -> Tensor:
-    for _ in exchange(world.method, world.clients, world.server, world.topology, Post(world.ledger), 0):
+def relations(part: Part) -> Tensor:
+    for _ in exchange(part.method, part.clients, part.server, part.topology, Post(part.ledger), 0):
         pass
-    return world.server.state["related"]
+    return part.server.state["related"]
 
 
 def test_with_the_real_umap():
@@ -272,7 +272,7 @@ def test_with_the_real_umap():
     over: dict[str, Any] = {"model": {"backbones": ["mlp"]}, "partition": {"shots": 30}, "clients": 6}
     made = small("flt", **over, method={"encoder_data": "digits", "latent": 32, "threshold": 0.4})
     threads = torch.get_num_threads()
-    first, second = relations(build_world(made)), relations(build_world(made))
+    first, second = relations(build_part(made)), relations(build_part(made))
     assert torch.get_num_threads() == threads == 1
     assert torch.equal(first, second)
     assert torch.equal(first, first.T)

@@ -20,13 +20,13 @@ pytest.importorskip("triton")
 
 from conftest import small
 from mapl import losses as plain
-from mapl.engine.graphs import GraphEngine, kernels, loss_kernels
-from mapl.engine.graphs import losses as fused
+from mapl.engine.cuda import GraphEngine, kernels, loss_kernels
+from mapl.engine.cuda import losses as fused
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
 from mapl.losses import FORMS, computed_by
-from mapl.round import play_round
-from mapl.world import build_world, given_in_python
+from mapl.runs.part import build_part, given_in_python
+from mapl.runs.round import play_round
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
@@ -438,15 +438,15 @@ def flat(image: tuple[int, int, int], embedding: int) -> nn.Module:
 @pytest.mark.parametrize("together", [1, 2])
 def test_mapl_in_a_slot_uses_them(launched: list[str], together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """These are all kernels of ours that a loss of four terms starts, for one member as for two."""
-    monkeypatch.setattr("mapl.engine.graphs.engine.TEST_BATCH", 5)
+    monkeypatch.setattr("mapl.engine.cuda.engine.TEST_BATCH", 5)
     made = small(clients=2, rounds=1, partition={"shots": 1, "test_shots": 1}, model={"backbones": ["cnn"]})
     made = given_in_python(made.model_copy(update={"engine": EngineSettings(device="cpu")}), None, {"flat": flat})
-    world = build_world(made, backbones={"flat": flat})
-    old, engine = world.engine, EngineSettings(precision="fp32", together=together)
-    world.engine = GraphEngine(world.method, old.settings, old.augmentation, old.seed, engine, DEVICE)
-    world.engine.adopt(world.clients)
-    play_round(world, 0)
-    (family,) = world.engine.families
+    part = build_part(made, backbones={"flat": flat})
+    old, engine = part.engine, EngineSettings(precision="fp32", together=together)
+    part.engine = GraphEngine(part.method, old.settings, old.augmentation, old.seed, engine, DEVICE)
+    part.engine.adopt(part.clients)
+    play_round(part, 0)
+    (family,) = part.engine.families
     assert family.size == together
     launched.clear()
     family.slots[0].cursor.zero_()

@@ -18,8 +18,8 @@ import mapl
 import mapl.cli
 from conftest import SMALL, command, in_child, small
 from mapl.cli.app import app
-from mapl.cli.jobs import Job, carry_out
 from mapl.recipe import Tree, merge
+from mapl.runs.jobs import Job, carry_out
 
 LONG: Tree = merge(SMALL, {"rounds": 120, "model": {"backbones": ["mlp"]}}) | {
     "evaluate": {"every": 100},
@@ -120,7 +120,7 @@ def test_a_run_that_fails_stops_the_others_and_is_what_is_said(tmp_path):
 
 
 def test_a_run_of_another_recipe_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr("mapl.cli.jobs.ProcessPoolExecutor", pytest.fail)
+    monkeypatch.setattr("mapl.runs.jobs.ProcessPoolExecutor", pytest.fail)
     mapl.run(small(seed=1), tmp_path / "1")
     with pytest.raises(mapl.MaplError, match="is a run of another recipe: choose another --out, or remove it"):
         carry_out(jobs(tmp_path, LONG, 2))

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import mapl
-import mapl.checkpoint
-import mapl.files
+import mapl.runs.checkpoint
+import mapl.runs.files
 from conftest import in_child, small, written
 from mapl import Recipe
-from mapl.history import RECIPE
+from mapl.runs.history import RECIPE
 
 ROUNDS = 12
 
@@ -78,7 +78,7 @@ def test_killed_twice(whole, tmp_path):
 
 def dying(folder: Path, name: str, moment: str) -> None:
     """A run that is killed while it writes the file whose name begins so; `ahead`: which has since played two rounds."""
-    write_parts = mapl.files.write_parts
+    write_parts = mapl.runs.files.write_parts
 
     def write(aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path]) -> Path:
         if aside.name.startswith(f".{name}"):
@@ -93,7 +93,7 @@ def dying(folder: Path, name: str, moment: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return write_parts(aside, parts, path)
 
-    mapl.checkpoint.write_parts = mapl.files.write_parts = write
+    mapl.runs.checkpoint.write_parts = mapl.runs.files.write_parts = write
     mapl.run(recipe(), folder)
 
 

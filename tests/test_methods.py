@@ -10,25 +10,25 @@ from torch import Tensor
 
 from conftest import assert_same, parameters, play, small
 from mapl import Client, Inbox, Letter
-from mapl.graph import GraphSettings, learn_weights
+from mapl.collaboration import GraphSettings, learn_weights
 from mapl.network import Ledger, Post, header_bytes
-from mapl.round import play_round
-from mapl.world import World, build_world
+from mapl.runs.part import Part, build_part
+from mapl.runs.round import play_round
 
 FULL_ROW = torch.full((4,), 0.25, dtype=torch.float64)
 
 
-def letters(world: World, round: int, among: list[int] | None = None) -> dict[int, Letter]:
-    return {c.id: world.method.letter(c, round) for c in world.clients if among is None or c.id in among}
+def letters(part: Part, round: int, among: list[int] | None = None) -> dict[int, Letter]:
+    return {c.id: part.method.letter(c, round) for c in part.clients if among is None or c.id in among}
 
 
-def inbox(world: World, reader: int, senders: list[int], round: int) -> Inbox:
-    return Post(Ledger()).deliver(letters(world, round, senders), {reader: torch.tensor(senders)})[reader]
+def inbox(part: Part, reader: int, senders: list[int], round: int) -> Inbox:
+    return Post(Ledger()).deliver(letters(part, round, senders), {reader: torch.tensor(senders)})[reader]
 
 
-def by_hand(client: Client, world: World, weights: Tensor, heard: list[int]) -> Tensor:
+def by_hand(client: Client, part: Part, weights: Tensor, heard: list[int]) -> Tensor:
     """Σ_j w_j ξ_j in float64."""
-    total = sum(float(weights[j]) * world.clients[j].model.prototypes.detach().double() for j in heard)
+    total = sum(float(weights[j]) * part.clients[j].model.prototypes.detach().double() for j in heard)
     assert isinstance(total, Tensor)
     return total
 
@@ -41,9 +41,9 @@ def by_hand(client: Client, world: World, weights: Tensor, heard: list[int]) -> 
     ("round", "learn", "head"), [(2, True, False), (3, True, True), (9, True, True), (9, False, False)]
 )
 def test_a_letter_holds_what_the_paper_says_and_nothing_else(method, round, learn, head):
-    world = build_world(small(method, method={"warmup": 3, "learn_graph": learn}))
-    for client in world.clients:
-        letter = world.method.letter(client, round)
+    part = build_part(small(method, method={"warmup": 3, "learn_graph": learn}))
+    for client in part.clients:
+        letter = part.method.letter(client, round)
         expected = {"prototypes": (10, 8)} | ({"head": (10, 12)} if head else {})
         if method == "mapl+":
             floats = [t for t in client.model.backbone.state_dict().values() if t.is_floating_point()]
@@ -59,40 +59,40 @@ def test_a_letter_holds_what_the_paper_says_and_nothing_else(method, round, lear
 
 def test_a_letter_is_the_same_whatever_the_images_and_labels_are():
     """Untrained, since training is meant to look at them: nothing of the data itself may be in a letter."""
-    world = build_world(small("mapl+"))
-    before = letters(world, 5)
-    for client in world.clients:
+    part = build_part(small("mapl+"))
+    before = letters(part, 5)
+    for client in part.clients:
         client.train.pixels.random_(0, 255)
         client.train.labels.random_(0, 9)
-    for i, letter in letters(world, 5).items():
+    for i, letter in letters(part, 5).items():
         assert_same(dict(letter.tensors), dict(before[i].tensors))
         assert letter.samples == before[i].samples
 
 
 def test_local_writes_no_letters_whatever_the_topology():
-    world = play(small("local"))
-    assert (world.ledger.messages, world.ledger.bytes) == (0, 0)
-    client = world.clients[0]
-    assert not len(world.method.wants(client, 0, torch.tensor([1, 2, 3])))
-    assert world.method.weights(client) is None
+    part = play(small("local"))
+    assert (part.ledger.messages, part.ledger.bytes) == (0, 0)
+    client = part.clients[0]
+    assert not len(part.method.wants(client, 0, torch.tensor([1, 2, 3])))
+    assert part.method.weights(client) is None
 
 
 # Mixing
 
 
 def test_the_first_mixing_is_the_plain_mean_of_all_prototypes():
-    world = build_world(small(method={"warmup": 10}))
-    client = world.clients[2]
-    expected = by_hand(client, world, FULL_ROW, [0, 1, 2, 3])
-    world.method.absorb(client, 0, inbox(world, 2, [0, 1, 3], 0))
+    part = build_part(small(method={"warmup": 10}))
+    client = part.clients[2]
+    expected = by_hand(client, part, FULL_ROW, [0, 1, 2, 3])
+    part.method.absorb(client, 0, inbox(part, 2, [0, 1, 3], 0))
     assert torch.allclose(client.model.prototypes.double(), expected, atol=1e-7)
     assert torch.equal(client.state["weights"], FULL_ROW)
 
 
 def test_after_a_round_of_the_warm_up_all_clients_have_the_same_prototypes():
-    world = play(small(method={"warmup": 3}), rounds=1)
-    for client in world.clients[1:]:
-        assert torch.equal(client.model.prototypes, world.clients[0].model.prototypes)
+    part = play(small(method={"warmup": 3}), rounds=1)
+    for client in part.clients[1:]:
+        assert torch.equal(client.model.prototypes, part.clients[0].model.prototypes)
 
 
 @pytest.mark.parametrize("form", ["released", "paper"])
@@ -100,22 +100,22 @@ def test_after_a_round_of_the_warm_up_all_clients_have_the_same_prototypes():
 @pytest.mark.parametrize("me", [0, 2, 3])
 def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, confidence, me):
     method = {"warmup": 1, "form": form, "graph": {"form": form, "confidence": confidence}}
-    world = play(small(method=method, partition={"scenario": 3, "shots_range": [1, 5]}), rounds=1)
-    client = world.clients[me]
+    part = play(small(method=method, partition={"scenario": 3, "shots_range": [1, 5]}), rounds=1)
+    client = part.clients[me]
     assert torch.equal(client.state["weights"], FULL_ROW)
-    samples = torch.tensor([c.samples for c in world.clients], dtype=torch.float64)
+    samples = torch.tensor([c.samples for c in part.clients], dtype=torch.float64)
     assert len(samples.unique()) > 1
-    heads = torch.stack([c.model.head.weight.detach() for c in world.clients]).double()
+    heads = torch.stack([c.model.head.weight.detach() for c in part.clients]).double()
     # Prototypes all agree after a round of mixing: make them differ, as training would.
-    for other in world.clients:
+    for other in part.clients:
         other.model.prototypes.data += other.id
     everybody = torch.ones(4, dtype=torch.bool)
-    settings = world.method.settings.graph
+    settings = part.method.settings.graph
     assert settings.form == form
     gamma = samples / samples.sum() * (4 if confidence == "relative" else 1)
     row = learn_weights(FULL_ROW, me, heads, gamma, everybody, settings)
-    expected = by_hand(client, world, row, [0, 1, 2, 3])
-    world.method.absorb(client, 1, inbox(world, me, [j for j in range(4) if j != me], 1))
+    expected = by_hand(client, part, row, [0, 1, 2, 3])
+    part.method.absorb(client, 1, inbox(part, me, [j for j in range(4) if j != me], 1))
     assert torch.allclose(client.state["weights"], row, atol=1e-6)
     assert not torch.allclose(row, FULL_ROW, atol=1e-3)
     assert torch.allclose(client.model.prototypes.double(), expected, atol=1e-5)
@@ -126,19 +126,19 @@ def test_a_peer_that_was_not_heard_keeps_its_weight_and_the_others_share_the_res
     """Its samples still count in everybody's confidence, γ_j = n_j / Σ n."""
     over = {"partition": {"scenario": 3, "shots_range": [1, 5]}}
     graph = {"form": form, "confidence": "share", "mu1": 2}
-    world = play(small(method={"warmup": 1, "form": form, "graph": graph}, **over), rounds=1)
-    client = world.clients[0]
+    part = play(small(method={"warmup": 1, "form": form, "graph": graph}, **over), rounds=1)
+    client = part.clients[0]
     client.state["weights"].copy_(torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64))
-    for other in world.clients:
+    for other in part.clients:
         other.model.prototypes.data += other.id
     heard = torch.tensor([0, 1, 3])
-    heads = torch.stack([world.clients[j].model.head.weight.detach() for j in heard.tolist()]).double()
+    heads = torch.stack([part.clients[j].model.head.weight.detach() for j in heard.tolist()]).double()
     samples = client.state["samples"].double()
     before = torch.tensor([0.1, 0.2, 0.4], dtype=torch.float64) / 0.7
     confidence = (samples / samples.sum())[heard]
-    row = learn_weights(before, 0, heads, confidence, torch.ones(3, dtype=torch.bool), world.method.settings.graph)
-    expected = by_hand(client, world, dict(zip(heard.tolist(), row.tolist(), strict=True)), heard.tolist())
-    world.method.absorb(client, 1, inbox(world, 0, [1, 3], 1))
+    row = learn_weights(before, 0, heads, confidence, torch.ones(3, dtype=torch.bool), part.method.settings.graph)
+    expected = by_hand(client, part, dict(zip(heard.tolist(), row.tolist(), strict=True)), heard.tolist())
+    part.method.absorb(client, 1, inbox(part, 0, [1, 3], 1))
     assert client.state["weights"][2] == 0.3
     assert torch.allclose(client.state["weights"][heard], 0.7 * row, atol=1e-6)
     assert torch.isclose(client.state["weights"].sum(), torch.tensor(1.0, dtype=torch.float64))
@@ -146,28 +146,28 @@ def test_a_peer_that_was_not_heard_keeps_its_weight_and_the_others_share_the_res
 
 
 def test_without_graph_learning_the_graph_stays_uniform_after_the_warm_up():
-    world = play(small(method={"warmup": 0, "learn_graph": False}))
-    assert all(torch.allclose(c.state["weights"], FULL_ROW) for c in world.clients)
+    part = play(small(method={"warmup": 0, "learn_graph": False}))
+    assert all(torch.allclose(c.state["weights"], FULL_ROW) for c in part.clients)
 
 
 def test_an_empty_inbox_changes_nothing():
-    world = play(small(), rounds=1)
-    before = {k: v.clone() for k, v in parameters(world).items()}
-    client = world.clients[0]
+    part = play(small(), rounds=1)
+    before = {k: v.clone() for k, v in parameters(part).items()}
+    client = part.clients[0]
     row = client.state["weights"].clone()
-    world.method.absorb(client, 1, Post(Ledger()).deliver({}, {0: torch.empty(0, dtype=torch.long)})[0])
-    assert_same(parameters(world), before)
+    part.method.absorb(client, 1, Post(Ledger()).deliver({}, {0: torch.empty(0, dtype=torch.long)})[0])
+    assert_same(parameters(part), before)
     assert torch.equal(client.state["weights"], row)
 
 
 def test_edges_at_zero_are_no_longer_asked_for_and_strangers_are():
-    world = build_world(small())
-    client, reachable = world.clients[1], torch.tensor([0, 2, 3])
-    assert world.method.wants(client, 0, reachable).tolist() == [0, 2, 3]
+    part = build_part(small())
+    client, reachable = part.clients[1], torch.tensor([0, 2, 3])
+    assert part.method.wants(client, 0, reachable).tolist() == [0, 2, 3]
     client.state["samples"].copy_(torch.tensor([4, 4, 4, 0]))
     client.state["weights"].copy_(torch.tensor([0.0, 0.5, 0.5, 0.0]))
-    assert world.method.wants(client, 5, reachable).tolist() == [2, 3]
-    assert world.method.wants(client, 5, torch.tensor([0])).tolist() == []
+    assert part.method.wants(client, 5, reachable).tolist() == [2, 3]
+    assert part.method.wants(client, 5, torch.tensor([0])).tolist() == []
 
 
 def changing(clients: int, round: int, settings: object, seed: int) -> list[tuple[int, int]]:
@@ -176,20 +176,20 @@ def changing(clients: int, round: int, settings: object, seed: int) -> list[tupl
 
 
 def test_a_topology_that_changes_every_round():
-    world = build_world(small(network={"topology": {"name": "test_methods:changing", "every": 1}}, rounds=4))
-    play_round(world, 0)
-    assert world.clients[0].state["weights"].tolist() == [0.5, 0.5, 0, 0]
-    assert torch.equal(world.clients[2].model.prototypes, world.clients[3].model.prototypes)
-    line, _ = play_round(world, 1)
+    part = build_part(small(network={"topology": {"name": "test_methods:changing", "every": 1}}, rounds=4))
+    play_round(part, 0)
+    assert part.clients[0].state["weights"].tolist() == [0.5, 0.5, 0, 0]
+    assert torch.equal(part.clients[2].model.prototypes, part.clients[3].model.prototypes)
+    line, _ = play_round(part, 1)
     assert line.messages == 2
     assert set(line.rows) == {1, 2}
-    one = world.clients[1].state["weights"]
+    one = part.clients[1].state["weights"]
     assert one[2] > 0
     # Client 0 was not heard in round 1: its share of the row is what it was, scaled for the newcomer.
     assert torch.isclose(one[0], torch.tensor(1 / 3, dtype=torch.float64))
-    line, _ = play_round(world, 2)
+    line, _ = play_round(part, 2)
     assert line.messages == 4
-    senders, receivers, messages, _ = world.ledger.edges()
+    senders, receivers, messages, _ = part.ledger.edges()
     pairs = zip(senders.tolist(), receivers.tolist(), messages.tolist(), strict=True)
     assert list(pairs) == [(0, 1, 2), (1, 0, 2), (1, 2, 1), (2, 1, 1), (2, 3, 2), (3, 2, 2)]
 
@@ -197,9 +197,9 @@ def test_a_topology_that_changes_every_round():
 # MAPL+
 
 
-def spread(world: World) -> None:
+def spread(part: Part) -> None:
     """Weights and statistics that differ a lot from client to client, and counters too."""
-    for client in world.clients:
+    for client in part.clients:
         draw = torch.Generator().manual_seed(client.id)
         for tensor in client.model.backbone.state_dict().values():
             if tensor.is_floating_point():
@@ -209,15 +209,15 @@ def spread(world: World) -> None:
 
 
 def test_mapl_plus_mixes_backbones_and_their_statistics_and_leaves_counters_alone():
-    world = build_world(small("mapl+", model={"backbones": ["cnn"]}, method={"learn_graph": False}))
-    spread(world)
-    before = [{k: v.clone() for k, v in c.model.backbone.state_dict().items()} for c in world.clients]
-    client = world.clients[1]
+    part = build_part(small("mapl+", model={"backbones": ["cnn"]}, method={"learn_graph": False}))
+    spread(part)
+    before = [{k: v.clone() for k, v in c.model.backbone.state_dict().items()} for c in part.clients]
+    client = part.clients[1]
     # Everybody was met already, with these weights.
     row = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     client.state["weights"].copy_(row)
     client.state["samples"].fill_(10)
-    world.method.absorb(client, 5, inbox(world, 1, [0, 2, 3], 5))
+    part.method.absorb(client, 5, inbox(part, 1, [0, 2, 3], 5))
     assert any(name.endswith("running_var") for name in before[0])
     for name, tensor in client.model.backbone.state_dict().items():
         if tensor.is_floating_point():
@@ -230,19 +230,19 @@ def test_mapl_plus_mixes_backbones_and_their_statistics_and_leaves_counters_alon
 
 def test_mapl_plus_mixes_only_what_is_alike():
     """Clients 0 and 2 have an MLP, 1 a CNN, 3 a residual network."""
-    world = build_world(small("mapl+", model={"backbones": ["mlp", "cnn", "mlp", "residual"]}))
-    spread(world)
-    before = [{k: v.clone() for k, v in c.model.backbone.state_dict().items()} for c in world.clients]
+    part = build_part(small("mapl+", model={"backbones": ["mlp", "cnn", "mlp", "residual"]}))
+    spread(part)
+    before = [{k: v.clone() for k, v in c.model.backbone.state_dict().items()} for c in part.clients]
     row = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    inboxes = {i: inbox(world, i, [j for j in range(4) if j != i], 0) for i in range(4)}
-    for client in world.clients:
+    inboxes = {i: inbox(part, i, [j for j in range(4) if j != i], 0) for i in range(4)}
+    for client in part.clients:
         client.state["weights"].copy_(row)
         client.state["samples"].fill_(10)
-        world.method.absorb(client, 0, inboxes[client.id])
+        part.method.absorb(client, 0, inboxes[client.id])
     for i in (1, 3):
-        assert_same(dict(world.clients[i].model.backbone.state_dict()), before[i])
+        assert_same(dict(part.clients[i].model.backbone.state_dict()), before[i])
     for i in (0, 2):
-        for name, tensor in world.clients[i].model.backbone.state_dict().items():
+        for name, tensor in part.clients[i].model.backbone.state_dict().items():
             if tensor.is_floating_point():
                 expected = 0.25 * before[0][name].double() + 0.75 * before[2][name].double()
                 assert torch.allclose(tensor.double(), expected, rtol=1e-5), name
@@ -270,8 +270,8 @@ def test_letters_change_the_models():
 )
 @pytest.mark.parametrize("form", ["released", "paper"])
 def test_the_ablation_of_the_loss_terms(terms, form):
-    world = build_world(small(method={"terms": terms, "form": form}))
-    losses = world.engine.train(world.clients[0], 0)
+    part = build_part(small(method={"terms": terms, "form": form}))
+    losses = part.engine.train(part.clients[0], 0)
     assert set(losses) == {"cross_entropy", *terms}
     assert all(abs(value) > 0 for value in losses.values())
 
@@ -279,19 +279,19 @@ def test_the_ablation_of_the_loss_terms(terms, form):
 def test_prototypes_learn_only_where_a_term_has_them():
     """Without the last two terms nothing pulls at the prototypes."""
     for terms, moves in ((["contrastive"], False), (["prototype"], True), (["uniformity"], True)):
-        world = build_world(small(method={"terms": terms}))
-        before = world.clients[0].model.prototypes.detach().clone()
-        world.engine.train(world.clients[0], 0)
-        assert torch.equal(world.clients[0].model.prototypes, before) is not moves
+        part = build_part(small(method={"terms": terms}))
+        before = part.clients[0].model.prototypes.detach().clone()
+        part.engine.train(part.clients[0], 0)
+        assert torch.equal(part.clients[0].model.prototypes, before) is not moves
 
 
 def test_local_sees_one_plain_view_and_mapl_two_contrastive_ones():
     seen = {}
     for name in ("local", "mapl"):
-        world = build_world(small(name, train={"batch": 4}))
-        seen[name] = world.engine.draw(world.clients[0], 0).uniforms.shape[1]
-        section = world.recipe.augment
-        assert world.engine.augmentation.settings == (section.plain if name == "local" else section.contrastive)
+        part = build_part(small(name, train={"batch": 4}))
+        seen[name] = part.engine.draw(part.clients[0], 0).uniforms.shape[1]
+        section = part.recipe.augment
+        assert part.engine.augmentation.settings == (section.plain if name == "local" else section.contrastive)
     assert seen == {"local": 4, "mapl": 8}
 
 
@@ -302,17 +302,17 @@ def test_local_sees_one_plain_view_and_mapl_two_contrastive_ones():
 def test_the_order_in_which_letters_arrive_never_matters(method):
     results = []
     for shuffled in (False, True):
-        world = play(small(method, method={"warmup": 0}), rounds=1)
-        written = list(letters(world, 1).items())
-        asked = {c.id: [j for j in range(4) if j != c.id] for c in world.clients}
+        part = play(small(method, method={"warmup": 0}), rounds=1)
+        written = list(letters(part, 1).items())
+        asked = {c.id: [j for j in range(4) if j != c.id] for c in part.clients}
         if shuffled:
             for entries in (written, *asked.values()):
                 random.Random(1).shuffle(entries)
             assert [i for i, _ in written] != sorted(i for i, _ in written)
         inboxes = Post(Ledger()).deliver(dict(written), {i: torch.tensor(ids) for i, ids in asked.items()})
-        for client in reversed(world.clients) if shuffled else world.clients:
-            world.method.absorb(client, 1, inboxes[client.id])
-        results.append(parameters(world) | {f"{c.id}.row": c.state["weights"] for c in world.clients})
+        for client in reversed(part.clients) if shuffled else part.clients:
+            part.method.absorb(client, 1, inboxes[client.id])
+        results.append(parameters(part) | {f"{c.id}.row": c.state["weights"] for c in part.clients})
     assert_same(*results)
 
 
@@ -320,30 +320,30 @@ def test_the_order_in_which_letters_arrive_never_matters(method):
 def test_messages_and_bytes_of_the_warm_up_are_the_papers_formula(clients):
     """M(M − 1)T messages of d_p·K numbers each, and a stated header."""
     rounds = 3
-    world = play(small(clients=clients, rounds=rounds, method={"warmup": rounds}))
-    assert world.ledger.messages == clients * (clients - 1) * rounds
-    header = header_bytes(world.method.letter(world.clients[0], 0))
-    assert world.ledger.bytes == world.ledger.messages * (4 * 8 * 10 + header)
-    assert [line.messages for line in world.rounds] == [clients * (clients - 1)] * rounds
-    assert sum(line.bytes for line in world.rounds) == world.ledger.bytes
+    part = play(small(clients=clients, rounds=rounds, method={"warmup": rounds}))
+    assert part.ledger.messages == clients * (clients - 1) * rounds
+    header = header_bytes(part.method.letter(part.clients[0], 0))
+    assert part.ledger.bytes == part.ledger.messages * (4 * 8 * 10 + header)
+    assert [line.messages for line in part.rounds] == [clients * (clients - 1)] * rounds
+    assert sum(line.bytes for line in part.rounds) == part.ledger.bytes
 
 
 def test_messages_and_bytes_with_the_head_follow_the_edges_that_are_left():
     """Σ_t N_e(t) · 4(d_p K + φ) bytes, N_e the directed edges in use when the round begins, φ = d_z K; and a header."""
     rounds = 6
     graph = {"form": "released", "step_size": 0.2}  # drops edges at once
-    world = build_world(small(rounds=rounds, clients=6, method={"warmup": 1, "graph": graph}))
+    part = build_part(small(rounds=rounds, clients=6, method={"warmup": 1, "graph": graph}))
     edges = []
     for t in range(rounds):
-        used = sum(int((c.state["weights"] > 0).sum()) - int(c.state["weights"][c.id] > 0) for c in world.clients)
+        used = sum(int((c.state["weights"] > 0).sum()) - int(c.state["weights"][c.id] > 0) for c in part.clients)
         edges.append(used if t else 6 * 5)
-        play_round(world, t)
-    assert [line.messages for line in world.rounds] == edges
+        play_round(part, t)
+    assert [line.messages for line in part.rounds] == edges
     assert min(edges) < 30  # some edges were dropped, or this would say nothing
-    without, with_head = (world.method.letter(world.clients[0], t) for t in (0, 1))
+    without, with_head = (part.method.letter(part.clients[0], t) for t in (0, 1))
     first = edges[0] * (4 * 8 * 10 + header_bytes(without))
     later = sum(edges[1:]) * (4 * (8 * 10 + 12 * 10) + header_bytes(with_head))
-    assert world.ledger.bytes == first + later
+    assert part.ledger.bytes == first + later
 
 
 @pytest.mark.parametrize("method", ["mapl", "mapl+"])

@@ -17,8 +17,8 @@ import mapl.methods
 from mapl import Dataset, Recipe
 from mapl.data.dataset import DataSettings
 from mapl.plugins import find, known
-from mapl.round import play_round
-from mapl.world import World, build_world
+from mapl.runs.part import Part, build_part
+from mapl.runs.round import play_round
 
 SMALL: dict[str, Any] = {
     "clients": 4,
@@ -47,16 +47,16 @@ def data(request) -> Dataset:
     return dataset
 
 
-def one_round(data: Dataset, **over: Any) -> World:
-    world = build_world(Recipe.of(data=data.name, **{**SMALL, **over}), data)
-    play_round(world, 0)
-    for client in world.clients:
+def one_round(data: Dataset, **over: Any) -> Part:
+    part = build_part(Recipe.of(data=data.name, **{**SMALL, **over}), data)
+    play_round(part, 0)
+    for client in part.clients:
         for key, tensor in client.model.state_dict().items():
             assert tensor.isfinite().all(), key
-    accuracy = world.rounds[0].accuracy
+    accuracy = part.rounds[0].accuracy
     assert accuracy is not None
     assert all(0 <= share <= 1 for share in accuracy)
-    return world
+    return part
 
 
 @pytest.mark.parametrize("scenario", [1, 2, 3, 4])
@@ -66,17 +66,17 @@ def test_every_method_in_every_scenario_on_every_data_set(data, scenario, method
         "partition": {**SMALL["partition"], "scenario": scenario},
         "model": {**SMALL["model"], "backbones": ["cnn"]},
     }
-    world = one_round(data, method=method, **over)
-    assert world.ledger.messages == MESSAGES.get(method, 8)
-    classes = [sorted(set(c.train.labels.tolist())) for c in world.clients]
+    part = one_round(data, method=method, **over)
+    assert part.ledger.messages == MESSAGES.get(method, 8)
+    classes = [sorted(set(c.train.labels.tolist())) for c in part.clients]
     first, second = ([*range(5)], [*range(5, 10)]) if scenario in (1, 3) else ([*range(7)], [*range(3, 10)])
     assert classes == [first, first, second, second]
-    counts = [n for c in world.clients for n in torch.bincount(c.train.labels, minlength=10).tolist() if n]
+    counts = [n for c in part.clients for n in torch.bincount(c.train.labels, minlength=10).tolist() if n]
     assert set(counts) == {40} if scenario in (1, 2) else 20 <= min(counts) < max(counts) <= 40
 
 
 def test_the_backbones_of_the_paper(data):
     over = {"partition": {"shots": 10, "stride": 10}, "model": {**SMALL["model"], "backbones": BACKBONES}}
-    world = one_round(data, method="mapl", **over)
-    assert [c.backbone for c in world.clients] == BACKBONES
-    assert world.ledger.messages == 12
+    part = one_round(data, method="mapl", **over)
+    assert [c.backbone for c in part.clients] == BACKBONES
+    assert part.ledger.messages == 12

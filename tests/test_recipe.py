@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import mapl.methods
 from mapl import MaplError, MethodSettings, Recipe
 from mapl.data.augment import PLAIN, RELEASED
-from mapl.history import load
 from mapl.methods.local import Local
 from mapl.plugins import known
 from mapl.recipe import assignment, compose, merge, read, to_toml, validated
+from mapl.runs.history import load
 
 # Layers
 

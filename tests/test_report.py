@@ -19,8 +19,8 @@ import torch
 from matplotlib.lines import Line2D
 
 import mapl
-from mapl.clusters import share_inside
-from mapl.compare import compare
+from mapl.analysis.clusters import share_inside
+from mapl.analysis.compare import compare
 from mapl.data.sources.digits import Digits
 from mapl.recipe import DataSettings
 from mapl.report import words, write_report
@@ -326,7 +326,7 @@ def test_graphs_are_shown_from_the_first_that_mixes_to_the_last(runs: dict[str, 
 def test_embeddings_come_from_every_client_and_are_few_enough(
     runs: dict[str, mapl.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mapl.embedding.POINTS", 40)
+    monkeypatch.setattr("mapl.analysis.embedding.POINTS", 40)
     made, again = embed(runs["mapl-0"]), embed(runs["mapl-0"])
     assert isinstance(made, Embedding)
     assert isinstance(again, Embedding)

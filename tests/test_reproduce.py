@@ -21,17 +21,17 @@ from typer.testing import CliRunner
 
 import mapl
 from conftest import assert_same, command, in_child, parameters, play, small
+from mapl.analysis.compare import Estimate
+from mapl.analysis.control import control_of, twins
 from mapl.cli.app import app
-from mapl.compare import Estimate
-from mapl.control import control_of, twins
 from mapl.errors import Busy, MaplError
 from mapl.paper import TABLES, cells, find_cell
-from mapl.reproduce.carry_out import RUNS, carry_out, opened
-from mapl.reproduce.cost import Rates, duration, images_a_round
-from mapl.reproduce.plan import names, plan
-from mapl.reproduce.scale import SCALES, Protocol
-from mapl.reproduce.statistics import at_age, filled, paired, results
-from mapl.reproduce.store import Row, Store, key_of
+from mapl.paper.carry_out import RUNS, carry_out, opened
+from mapl.paper.cost import Rates, duration, images_a_round
+from mapl.paper.plan import names, plan
+from mapl.paper.scale import SCALES, Protocol
+from mapl.paper.statistics import at_age, filled, paired, results
+from mapl.paper.store import Row, Store, key_of
 
 SMOKE = Protocol("smoke")
 TIMES = ("seconds", "setup_seconds", "date")
@@ -166,11 +166,11 @@ def test_a_label_says_all_that_makes_the_runs_what_they_are(protocol):
 def test_every_twin_of_a_run_is_the_same_run(name):
     """To the bit, whatever graph the method would learn: else one control could not stand for the other."""
     over = {"method": {"warmup": 0, "graph": {"steps": 3}}} if name.startswith("mapl") else {}
-    worlds = [play(twin) for twin in twins(small(name, rounds=2, **over))]
-    for world in worlds:
-        assert [line.accuracy for line in world.rounds] == [line.accuracy for line in worlds[0].rounds]
-        trained = {k: v for k, v in parameters(world).items() if "projector" not in k and "prototypes" not in k}
-        assert_same(trained, {k: parameters(worlds[0])[k] for k in trained})
+    parts = [play(twin) for twin in twins(small(name, rounds=2, **over))]
+    for part in parts:
+        assert [line.accuracy for line in part.rounds] == [line.accuracy for line in parts[0].rounds]
+        trained = {k: v for k, v in parameters(part).items() if "projector" not in k and "prototypes" not in k}
+        assert_same(trained, {k: parameters(parts[0])[k] for k in trained})
 
 
 # What is stored
@@ -322,7 +322,7 @@ def test_a_page_of_what_there_is_needs_no_table(whole, tmp_path):
 
 
 def test_what_is_finished_is_not_run_again_and_one_process_writes(data, whole, monkeypatch):
-    monkeypatch.setattr("mapl.reproduce.carry_out.run", pytest.fail)
+    monkeypatch.setattr("mapl.paper.carry_out.run", pytest.fail)
     assert "3 runs, 3 done, 0 to go" in cli(*smoke(whole, data))
     with opened(whole), pytest.raises(Busy, match="another process is writing the results in"), opened(whole):
         pass

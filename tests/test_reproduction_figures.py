@@ -9,24 +9,24 @@ import pytest
 import torch
 
 from conftest import small
-from mapl.history import Record
 from mapl.paper import find_cell
-from mapl.report.reproduction_figures import separation
-from mapl.reproduce.extras import extras
-from mapl.reproduce.figures import FIGURES, GRAPH_ROUNDS, needs
-from mapl.reproduce.scale import Protocol
-from mapl.reproduce.store import Store, key_of
-from mapl.run import restored_world, run
-from mapl.world import World
+from mapl.paper.extras import extras
+from mapl.paper.figures import FIGURES, GRAPH_ROUNDS, needs
+from mapl.paper.pictures import separation
+from mapl.paper.scale import Protocol
+from mapl.paper.store import Store, key_of
+from mapl.runs.history import Record
+from mapl.runs.part import Part
+from mapl.runs.run import restored_part, run
 from reproduction_store import add_figures
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, Record]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Part, Record]:
     record = run(small(rounds=2), tmp_path_factory.mktemp("run") / "one")
-    world = restored_world(record.folder)
-    assert world is not None
-    return world, record
+    part = restored_part(record.folder)
+    assert part is not None
+    return part, record
 
 
 def test_the_works_of_class_sim_differ_in_the_prototype_term_alone() -> None:
@@ -80,15 +80,15 @@ def test_a_work_finds_its_row_under_any_table_but_at_no_other_scale(tmp_path: Pa
         assert all(work.row(store) is None for work in FIGURES[name].works(seed=1))
 
 
-def test_extras_are_what_the_models_say_and_fit_a_line(finished: tuple[World, Record]) -> None:
-    world, record = finished
-    made = extras(world, record, ("heads", "distribution", "embedding"))
+def test_extras_are_what_the_models_say_and_fit_a_line(finished: tuple[Part, Record]) -> None:
+    part, record = finished
+    made = extras(part, record, ("heads", "distribution", "embedding"))
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     assert made["rounds"] == 2
     similarity = torch.tensor(made["heads"]["by_class"])
     assert torch.equal(similarity, similarity.T)
     assert torch.equal(similarity.diagonal(), torch.ones(4))
-    heads = [client.model.head.weight.detach().flatten() for client in world.clients]
+    heads = [client.model.head.weight.detach().flatten() for client in part.clients]
     whole = [[float(torch.cosine_similarity(a, b, dim=0)) for b in heads] for a in heads]
     assert torch.tensor(made["heads"]["own"]).sub(torch.tensor(whole)).abs().max() < 1e-4  # as the printed graph has it
     assert made["distribution"] == [[2] * 5 + [0] * 5] * 2 + [[0] * 5 + [2] * 5] * 2
@@ -98,12 +98,12 @@ def test_extras_are_what_the_models_say_and_fit_a_line(finished: tuple[World, Re
     assert len(found["p"]) == len(found["labels"]) == len(found["clients"]) == images + 20
     assert 0 <= found["p_aligned"] <= 1
     assert found["clients"][images:] == [i for i in range(4) for _ in range(5)]
-    assert extras(world, record, ()) == {}
+    assert extras(part, record, ()) == {}
 
 
-def test_the_same_run_has_the_same_extras(finished: tuple[World, Record]) -> None:
-    world, record = finished
-    assert extras(world, record, ("embedding",)) == extras(world, record, ("embedding",))
+def test_the_same_run_has_the_same_extras(finished: tuple[Part, Record]) -> None:
+    part, record = finished
+    assert extras(part, record, ("embedding",)) == extras(part, record, ("embedding",))
 
 
 def test_separation_is_how_often_a_pair_of_one_cluster_is_more_alike() -> None:

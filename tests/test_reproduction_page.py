@@ -15,17 +15,16 @@ import pytest
 import torch
 
 from mapl.methods._encoder import encoder
-from mapl.paper import TABLES, find_cell
+from mapl.paper import TABLES, complexity, find_cell
+from mapl.paper.complexity import Cost, Sent
+from mapl.paper.graph_words import graph_sentences
+from mapl.paper.page import write_page
+from mapl.paper.page_tables import LAYOUTS, laid_out, pairs, winners
+from mapl.paper.scale import Protocol
+from mapl.paper.statistics import results
+from mapl.paper.store import Store, sparse
+from mapl.paper.words import difference_sentences, headlines
 from mapl.report.document import Bullets, Entry, Grid, Heading, plain, to_html, to_markdown
-from mapl.report.reproduction import write_page
-from mapl.report.reproduction_graph_words import graph_sentences
-from mapl.report.reproduction_tables import LAYOUTS, laid_out, pairs, winners
-from mapl.report.reproduction_words import difference_sentences, headlines
-from mapl.reproduce import complexity
-from mapl.reproduce.complexity import Cost, Sent
-from mapl.reproduce.scale import Protocol
-from mapl.reproduce.statistics import results
-from mapl.reproduce.store import Store, sparse
 from reproduction_store import add_cell, made_row, made_store
 
 VOID = {"meta", "link", "img", "br"}

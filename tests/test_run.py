@@ -16,11 +16,11 @@ from torch import nn
 import mapl
 from conftest import assert_same, made_of, parameters, play, small, stop_after, written
 from mapl import MaplError, Recipe
-from mapl.checkpoint import Checkpoint
-from mapl.history import Round, load
 from mapl.recipe import to_toml
-from mapl.run import restored_world
-from mapl.world import build_world, restore, saved_state
+from mapl.runs.checkpoint import Checkpoint
+from mapl.runs.history import Round, load
+from mapl.runs.part import build_part, restore, saved_state
+from mapl.runs.run import restored_part
 
 
 @pytest.mark.parametrize("method", ["mapl", "mapl+", "local"])
@@ -41,27 +41,27 @@ def test_another_seed_is_another_run(tmp_path):
 def test_what_is_written_is_what_happened(tmp_path):
     recipe = small()
     record = mapl.run(recipe, tmp_path / "run")
-    world = play(recipe)
-    assert record.rounds == world.rounds
+    part = play(recipe)
+    assert record.rounds == part.rounds
     assert record.recipe == recipe
     assert record.finished
-    assert (record.messages, record.bytes) == (world.ledger.messages, world.ledger.bytes)
-    assert torch.equal(record.weights(), torch.stack([c.state["weights"] for c in world.clients]))
+    assert (record.messages, record.bytes) == (part.ledger.messages, part.ledger.bytes)
+    assert torch.equal(record.weights(), torch.stack([c.state["weights"] for c in part.clients]))
     assert torch.equal(record.weights(0), torch.full((4, 4), 0.25, dtype=torch.float64))
-    accuracy = torch.tensor(world.rounds[-1].accuracy, dtype=torch.float64)
+    accuracy = torch.tensor(part.rounds[-1].accuracy, dtype=torch.float64)
     assert record.mean == pytest.approx(float(accuracy.mean()))
     assert record.std == pytest.approx(float(accuracy.numpy().std()))
     assert [t["round"] for t in record.times] == [0, 1, 2]
     assert record.seconds > 0
-    for card, client in zip(record.clients, world.clients, strict=True):
+    for card, client in zip(record.clients, part.clients, strict=True):
         assert card.classes == sorted(set(client.train.labels.tolist()))
         assert (card.samples, card.tests) == (len(client.train), len(client.test))
         assert (card.backbone, card.cluster) == (client.backbone, client.cluster)
-    again = restored_world(tmp_path / "run")
+    again = restored_part(tmp_path / "run")
     assert again is not None
-    assert_same(parameters(again), parameters(world))
-    assert again.ledger.by_round == world.ledger.by_round
-    assert all((a == b).all() for a, b in zip(again.ledger.edges(), world.ledger.edges(), strict=True))
+    assert_same(parameters(again), parameters(part))
+    assert again.ledger.by_round == part.ledger.by_round
+    assert all((a == b).all() for a, b in zip(again.ledger.edges(), part.ledger.edges(), strict=True))
 
 
 def test_the_reported_accuracy_is_the_last_and_never_the_best(tmp_path):
@@ -75,8 +75,8 @@ def test_the_reported_accuracy_is_the_last_and_never_the_best(tmp_path):
 
 @pytest.mark.parametrize(("every", "rounds", "tested"), [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (9, 3, [2])])
 def test_rounds_are_tested_at_their_interval_and_the_last_always(every, rounds, tested):
-    world = play(small("local", rounds=rounds, evaluate={"every": every}))
-    assert [line.round for line in world.rounds if line.accuracy is not None] == tested
+    part = play(small("local", rounds=rounds, evaluate={"every": every}))
+    assert [line.round for line in part.rounds if line.accuracy is not None] == tested
 
 
 def test_the_moment_of_the_test_is_before_or_after_mixing():
@@ -122,10 +122,10 @@ def test_a_stopped_run_that_is_resumed_ends_with_the_bytes_of_one_that_never_sto
 
 def test_what_is_restored_is_put_where_it_was_and_what_a_method_added_later_is_put_beside_it():
     """Recorded training steps hold on to tensors, so these must stay the same ones."""
-    world = play(small("mapl+"))
-    world.clients[1].state["later"] = torch.arange(3)
-    state = {name: tensor.clone() for name, tensor in saved_state(world).items()}
-    again = build_world(small("mapl+"))
+    part = play(small("mapl+"))
+    part.clients[1].state["later"] = torch.arange(3)
+    state = {name: tensor.clone() for name, tensor in saved_state(part).items()}
+    again = build_part(small("mapl+"))
     places = {**parameters(again), **{f"{c.id}.state.{k}": v for c in again.clients for k, v in c.state.items()}}
     before = {name: tensor.data_ptr() for name, tensor in places.items()}
     restore(again, Checkpoint(3, state))
@@ -199,8 +199,8 @@ def test_an_observers_own_trouble_is_not_taken_for_a_full_disk(tmp_path):
 def test_a_line_of_the_history_is_encoded_once(tmp_path, monkeypatch):
     """Each checkpoint has the whole history; it is not made anew for each."""
     encoded = []
-    to_json = mapl.history.to_json
-    monkeypatch.setattr("mapl.history.to_json", lambda values: encoded.append(values["round"]) or to_json(values))
+    to_json = mapl.runs.history.to_json
+    monkeypatch.setattr("mapl.runs.history.to_json", lambda values: encoded.append(values["round"]) or to_json(values))
     record = mapl.run(small(rounds=5), tmp_path / "run")
     assert encoded == [0, 1, 2, 3, 4]
     assert "".join(r.line() for r in record.rounds) == (tmp_path / "run" / "history.jsonl").read_text()
@@ -341,9 +341,9 @@ def test_data_and_backbones_given_in_python(tmp_path):
 
 
 def test_a_given_backbone_may_take_the_place_of_a_known_one():
-    world = build_world(small(), backbones={"mlp": Tiny})
-    assert isinstance(world.clients[0].model.backbone, Tiny)
-    assert not isinstance(world.clients[1].model.backbone, Tiny)
+    part = build_part(small(), backbones={"mlp": Tiny})
+    assert isinstance(part.clients[0].model.backbone, Tiny)
+    assert not isinstance(part.clients[1].model.backbone, Tiny)
 
 
 def test_the_three_lines_of_the_package_documentation(tmp_path):

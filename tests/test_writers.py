@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import mapl
-import mapl.writers
+import mapl.runs.writers
 from conftest import small
 from mapl import MaplError, Recipe
-from mapl.history import Round
 from mapl.plugins import known
-from mapl.writers import open_writers
-from mapl.writers.csv_file import CsvFile
+from mapl.runs.history import Round
+from mapl.runs.writers import open_writers
+from mapl.runs.writers.csv_file import CsvFile
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "ecosystem.md"
 RECIPE = Recipe.of(clients=2)
@@ -44,7 +44,7 @@ def column(path: Path, name: str) -> list[str]:
 
 
 def test_writers_are_found_like_methods() -> None:
-    assert {"csv", "tensorboard"} <= known(mapl.writers).keys()
+    assert {"csv", "tensorboard"} <= known(mapl.runs.writers).keys()
 
 
 def test_an_unknown_writer_is_refused_with_the_known_ones(tmp_path: Path) -> None:

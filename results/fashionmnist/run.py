@@ -15,11 +15,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mapl.cli.jobs import Job, carry_out
+from mapl.analysis.compare import Arm, compare
 from mapl.cli.look import gain_text
-from mapl.compare import Arm, compare
-from mapl.history import Record, load
 from mapl.recipe import Tree, merge
+from mapl.runs.history import Record, load
+from mapl.runs.jobs import Job, carry_out
 
 RELEASED: Tree = {"warmup": 10, "graph": {"form": "released", "confidence": "share"}}
 """The tables were made with the graph of the paper's released program; the default is another one (docs/graph.md)."""

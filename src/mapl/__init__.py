@@ -9,12 +9,12 @@ print(record.mean, record.weights())
 from mapl.client import Client, Server
 from mapl.data.dataset import Dataset, Images
 from mapl.errors import MaplError
-from mapl.history import Record, load
 from mapl.methods._base import Centralised, Method, MethodSettings
 from mapl.model import ClientModel
 from mapl.network import Inbox, Letter
 from mapl.recipe import Recipe
-from mapl.run import resume, run
+from mapl.runs.history import Record, load
+from mapl.runs.run import resume, run
 
 __all__ = [
     "Centralised",

@@ -27,7 +27,7 @@ _TITLES = {"train": "training", "evaluate": "evaluation"}
 
 
 class Clock:
-    """Takes the time of a run's parts, from before its world is built.
+    """Takes the time of a run's parts, from before its part is built.
 
     Unless it profiles, it takes laps alone and never waits for anything. A profiling one also bills what is nested, and
     waits for a GPU at the borders of every part, so that work which was only queued is billed to who queued it.

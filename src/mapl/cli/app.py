@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mapl.cli import data, demo, export, look, reproduce, runs
+from mapl.cli import data, demo, export, look, runs
 from mapl.errors import MaplError
+from mapl.paper import commands as reproduce
 
 app = typer.Typer(
     name="mapl",

@@ -34,7 +34,7 @@ from mapl.data.partition import Shard, partition
 from mapl.data.published import Published
 from mapl.errors import MaplError
 from mapl.plugins import find, known, summary
-from mapl.world import load_data
+from mapl.runs.part import load_data
 
 app = typer.Typer(help="Data sets: list, get and check them, and see who would have what.", no_args_is_help=True)
 

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mapl.cli.jobs import Job, carry_out
+from mapl.analysis.clusters import share_by_chance
+from mapl.analysis.compare import Estimate, compare
 from mapl.cli.look import print_table
-from mapl.clusters import share_by_chance
-from mapl.compare import Estimate, compare
-from mapl.history import Record, load
 from mapl.recipe import Tree, compose, merge
+from mapl.runs.history import Record, load
+from mapl.runs.jobs import Job, carry_out
 
 CONTROL: Tree = {"network": {"topology": {"name": "none"}}}
 ONE_BACKBONE: Tree = {"model": {"backbones": ["cnn"]}}

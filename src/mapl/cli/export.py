@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mapl.cli.runs import JsonOption
-from mapl.export import export_run
+from mapl.runs.export import export_run
 
 
 class Format(StrEnum):

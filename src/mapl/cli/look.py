@@ -16,7 +16,8 @@ import mapl.backbones
 import mapl.data.sources
 import mapl.methods
 import mapl.paper
-import mapl.writers
+import mapl.runs.writers
+from mapl.analysis.compare import Arm, compare, left_out
 from mapl.cli.runs import (
     ClientsOption,
     DataOption,
@@ -31,13 +32,12 @@ from mapl.cli.runs import (
     _options,
     from_command_line,
 )
-from mapl.compare import Arm, compare, left_out
 from mapl.data.partition import SCENARIOS
 from mapl.errors import MaplError, unknown
-from mapl.history import Record, load
 from mapl.network import TOPOLOGIES
 from mapl.plugins import known, summary
 from mapl.recipe import to_toml
+from mapl.runs.history import Record, load
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")]
 
@@ -155,7 +155,7 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "scenarios": lambda: {str(number): text for number, text in SCENARIOS.items()},
     "topologies": lambda: _listed(dict(TOPOLOGIES)),
     "paper": mapl.paper.listing,
-    "writers": lambda: _listed(known(mapl.writers)),
+    "writers": lambda: _listed(known(mapl.runs.writers)),
 }
 
 

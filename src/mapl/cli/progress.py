@@ -15,9 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mapl.history import Round
 from mapl.recipe import Recipe
-from mapl.run import Observer
+from mapl.runs.history import Round
+from mapl.runs.run import Observer
 
 
 @contextmanager

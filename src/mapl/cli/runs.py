@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
+from mapl.analysis.clusters import share_inside
 from mapl.cli.progress import Interrupt, progress
-from mapl.clusters import share_inside
-from mapl.history import Record, load_recipe
 from mapl.paper import resolve
 from mapl.recipe import Provenance, Recipe, Tree, assignment, compose, merge, read
-from mapl.run import resume, run
-from mapl.writers import open_writers
+from mapl.runs.history import Record, load_recipe
+from mapl.runs.run import resume, run
+from mapl.runs.writers import open_writers
 
 RecipeArgument = Annotated[
     Path | None, typer.Argument(help="A recipe file (TOML) or paper:CELL (mapl list paper); without it, digits.")

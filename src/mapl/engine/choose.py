@@ -36,7 +36,7 @@ def find_engine(settings: EngineSettings, device: torch.device) -> type[Engine]:
         warnings.warn("without Triton a GPU trains one client after another: pip install triton", stacklevel=2)
         graphs = False
     if graphs:
-        from mapl.engine.graphs import GraphEngine  # Triton, which only a GPU needs
+        from mapl.engine.cuda import GraphEngine  # Triton, which only a GPU needs
 
         return GraphEngine
     return EagerEngine

@@ -61,7 +61,7 @@ class EagerEngine(Engine):
         for client in clients:
             client.model.precision = torch.bfloat16 if self.engine_settings.precision == "bf16" else None
         if find_spec("triton") is not None:
-            from mapl.engine.graphs.layers import Keys, keyed
+            from mapl.engine.cuda.layers import Keys, keyed
 
             self._keys = self._keys or Keys(*torch.zeros(2, 1, dtype=torch.int64, device=self.device))
             for client in clients:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mapl.client import Client
 from mapl.clock import part
-from mapl.graph import GraphSettings, learn_rows, similarities
+from mapl.collaboration import GraphSettings, learn_rows, similarities
 from mapl.losses import Form, cross_entropy, prototype_contrastive, prototype_uniformity, supervised_contrastive
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods._circles import Circles, groups

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mapl.client import Client, Server
-from mapl.graph import similarities
+from mapl.collaboration import similarities
 from mapl.methods._base import Centralised, MethodSettings
 from mapl.methods._mixing import flatten, load_flat, mixed, row_of, weighted_mean
 from mapl.methods._plain import Plain

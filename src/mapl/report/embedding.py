@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from mapl.embedding import alignment, in_the_plane, sample
+from mapl.analysis.embedding import alignment, in_the_plane, sample
 from mapl.errors import MaplError
-from mapl.history import Record
 from mapl.recipe import GIVEN_IN_PYTHON
 from mapl.report.lines import PALETTE
 from mapl.report.style import INK, figure, tidy
-from mapl.run import restored_world
-from mapl.world import World
+from mapl.runs.history import Record
+from mapl.runs.part import Part
+from mapl.runs.run import restored_part
 
 MARKERS = "o^sDvP*X<>"
 # Paul Tol's "muted" scheme, for more kinds of points than the palette of the lines has.
@@ -52,26 +52,26 @@ def embed(record: Record) -> Embedding | str:
     if record.recipe.data.name == GIVEN_IN_PYTHON:
         return "its data were given in Python and are not in its folder"
     try:
-        world = restored_world(record.folder)
-        return "it has no checkpoint" if world is None else _laid_out(world)
+        part = restored_part(record.folder)
+        return "it has no checkpoint" if part is None else _laid_out(part)
     # A recipe can name code of anybody's; whatever that raises costs the report this one picture, never the page.
     except Exception as error:
         reason = error if isinstance(error, MaplError) else f"{type(error).__name__}: {error}"
         return f"its models could not be made again ({reason})"
 
 
-def _laid_out(world: World) -> Embedding | str:
-    vectors, labels, clients = sample(world)
-    if len(vectors) < 4 or len(world.clients) < 2:
+def _laid_out(part: Part) -> Embedding | str:
+    vectors, labels, clients = sample(part)
+    if len(vectors) < 4 or len(part.clients) < 2:
         return "too few test images"
-    clusters = torch.tensor([client.cluster for client in world.clients])[clients]
+    clusters = torch.tensor([client.cluster for client in part.clients])[clients]
     (aligned, by_chance), (kin, kin_by_chance) = alignment(vectors, clients, (labels, clusters))
     return Embedding(
         points=in_the_plane(vectors),
         labels=labels.numpy(),
         clients=clients.numpy(),
         clusters=clusters.numpy(),
-        rounds=len(world.rounds),
+        rounds=len(part.rounds),
         aligned=aligned,
         by_chance=by_chance,
         kin=kin,

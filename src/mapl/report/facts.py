@@ -9,7 +9,6 @@ import mapl.data.sources
 import mapl.methods
 from mapl.data.partition import SCENARIOS
 from mapl.errors import MaplError
-from mapl.history import Record
 from mapl.methods._base import Centralised
 from mapl.network import TOPOLOGIES
 from mapl.plugins import find, summary
@@ -17,6 +16,7 @@ from mapl.recipe import GIVEN_IN_PYTHON, Recipe
 from mapl.report.curves import graph_start
 from mapl.report.lines import Line
 from mapl.report.words import count, listing
+from mapl.runs.history import Record
 
 
 def title(lines: Sequence[Line]) -> str:

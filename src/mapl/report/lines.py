@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mapl.compare import Arm, compare, group
+from mapl.analysis.compare import Arm, compare, group
 from mapl.errors import MaplError
-from mapl.history import Record
+from mapl.runs.history import Record
 
 Numbers = NDArray[np.float64]
 

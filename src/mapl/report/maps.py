@@ -14,10 +14,10 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from mapl.clusters import class_overlap, share_inside
-from mapl.history import Record
+from mapl.analysis.clusters import class_overlap, share_inside
 from mapl.report.lines import PALETTE
 from mapl.report.style import FAINT, INK, figure, tidy
+from mapl.runs.history import Record
 
 GREYS = LinearSegmentedColormap.from_list("greys", ["#FFFFFF", "#5F5F5F"])
 LABELLED = 24

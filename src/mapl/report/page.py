@@ -10,10 +10,10 @@ from string import Template
 import torch
 from torch import Tensor
 
-from mapl.history import Record
 from mapl.report import words
 from mapl.report.lines import Line
 from mapl.report.style import Picture
+from mapl.runs.history import Record
 
 ROWS = 200
 """Clients that the last table lists."""

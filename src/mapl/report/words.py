@@ -8,13 +8,13 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from mapl.clusters import adjusted_rand, share_inside
-from mapl.compare import Arm
-from mapl.history import Record
+from mapl.analysis.clusters import adjusted_rand, share_inside
+from mapl.analysis.compare import Arm
 from mapl.report.curves import mesh, term_name
 from mapl.report.embedding import Embedding
 from mapl.report.lines import Line, loss_curve, loss_terms
 from mapl.report.maps import graph_rounds
+from mapl.runs.history import Record
 
 TABLE = (
     "The collaboration gain is an arm's accuracy less that of its own control, in percentage points: the same recipe "

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from mapl.compare import Arm
+from mapl.analysis.compare import Arm
 from mapl.errors import MaplError
-from mapl.files import write_aside
-from mapl.history import Record
 from mapl.report import curves, facts, maps, page, words
 from mapl.report.embedding import embed, embedding_figure
 from mapl.report.lines import Line, lines, loss_terms
 from mapl.report.style import Picture, png
+from mapl.runs.files import write_aside
+from mapl.runs.history import Record
 
 GRAPHS = 4
 """Arms whose graph is drawn; each takes a t-SNE, which takes seconds."""
@@ -35,7 +35,7 @@ def write_report(
         out: the folder of the page, made if need be.
         title: the page's title; empty: made from what was run.
         introduction: plain text for the top of the page; an empty line starts a new paragraph.
-        arms: what `mapl.compare.compare` made of the same records, where the caller has it already.
+        arms: what `mapl.analysis.compare.compare` made of the same records, where the caller has it already.
     """
     all_lines = lines(records, arms)
     out = Path(out)

@@ -1,0 +1,1 @@
+"""What runs mean: comparison with their control arms, clusters, embeddings."""

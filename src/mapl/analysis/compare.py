@@ -1,0 +1,211 @@
+"""Runs side by side: accuracy, what it cost, and the collaboration gain.
+
+The collaboration gain of an arm is its accuracy less that of its own twin without letters: the same recipe and seed on
+the empty network. Everything else about the two is equal, shards and first weights included, so the difference is what
+the letters bought.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from mapl.analysis.clusters import share_inside
+from mapl.analysis.control import is_control, twins
+from mapl.recipe import Recipe, flat
+from mapl.runs.history import Record
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and the half-width of its 95 % interval (None with fewer than two seeds)."""
+
+    mean: float
+    interval: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        if len(values) < 2:
+            return Estimate(fmean(values), None)
+        from scipy.stats import t as student  # slow to import, and most commands never need it
+
+        quantile = float(student.ppf(0.975, len(values) - 1))
+        return Estimate(fmean(values), quantile * stdev(values) / math.sqrt(len(values)))
+
+    def text(self, scale: float = 100, sign: str = "") -> str:
+        interval = "" if self.interval is None else f" ± {scale * self.interval:.1f}"
+        return f"{scale * self.mean:{sign}.1f}{interval}"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """All the seeds of one recipe."""
+
+    label: str
+    method: str
+    seeds: list[int]
+    rounds: int
+    """What the shortest of its runs has played."""
+    planned: int
+    """Rounds of the recipe: more than `rounds` where a run was stopped, or has spent its message budget."""
+    accuracy: Estimate
+    """Mean over clients at the last test, over seeds."""
+    spread: float
+    """Population standard deviation over clients, mean over seeds."""
+    gain: Estimate | None
+    """Collaboration gain over the same seeds; None where no control arm was given."""
+    inside: float | None
+    """Share of the weight given to others that stays inside the true clusters, mean over seeds."""
+    messages: float
+    bytes: float
+    seconds: float
+    is_control: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def group(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The runs by what tells their recipes apart, seeds of one recipe together, in the order of their first run.
+
+    A seed counts once, or it would narrow the interval: of its runs the one that came farthest.
+    """
+    arms = [[_farthest(runs) for runs in seeds.values()] for seeds in _by_seed(records).values()]
+    labels = _labels([runs[0].recipe for runs in arms])
+    return {_with_age(label, runs): runs for label, runs in zip(labels, arms, strict=True)}
+
+
+def left_out(records: Sequence[Record]) -> list[str]:
+    """A sentence for each run that `group` leaves out; one that is merely given again loses nothing, and has none."""
+    said = []
+    for seeds in _by_seed(records).values():
+        for runs in seeds.values():
+            kept = _farthest(runs)
+            others = {run.folder: run for run in runs if run.folder != kept.folder}
+            said += [
+                f"run {str(run.folder)!r} ({_age([run])}) is left out: {str(kept.folder)!r} ({_age([kept])}) has the "
+                "same recipe and seed"
+                for run in others.values()
+            ]
+    return said
+
+
+def _by_seed(records: Sequence[Record]) -> dict[str, dict[int, list[Record]]]:
+    """All runs, by recipe and then by seed."""
+    arms: dict[str, dict[int, list[Record]]] = {}
+    for record in records:
+        arms.setdefault(_key(_tree(record.recipe)), {}).setdefault(record.recipe.seed, []).append(record)
+    return arms
+
+
+def _farthest(runs: Sequence[Record]) -> Record:
+    """The longest run, of equals the first; one that was never tested has nothing to say where another has."""
+    return max(runs, key=lambda run: (bool(run.tested), len(run.rounds)))
+
+
+def _with_age(label: str, runs: Sequence[Record]) -> str:
+    """A label that says so where an arm has not played all its rounds: its numbers are those of a younger one."""
+    whole = all(len(run.rounds) >= run.recipe.rounds for run in runs)
+    return label if whole else f"{label} ({_age(runs)})"
+
+
+def _age(runs: Sequence[Record]) -> str:
+    """12 of 45 rounds."""
+    played = sorted({len(run.rounds) for run in runs})
+    span = str(played[0]) if len(played) == 1 else f"{played[0]} to {played[-1]}"
+    return f"{span} of {runs[0].recipe.rounds} rounds"
+
+
+def compare(records: Sequence[Record]) -> list[Arm]:
+    """The runs as arms, in the order in which they were first given. Every run has been tested at least once."""
+    groups = group(records)
+    by_key = {_key(_tree(runs[0].recipe)): runs for runs in groups.values()}
+    return [_arm(label, runs, _controls(runs[0].recipe, by_key)) for label, runs in groups.items()]
+
+
+def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
+    control = {(c.recipe.seed, r.round): fmean(r.accuracy) for c in controls for r in c.tested if r.accuracy}
+    # Twins are compared at the same age: that of the run, which may have been stopped early.
+    ages = [(r, (r.recipe.seed, r.tested[-1].round)) for r in runs]
+    gains = [r.mean - control[age] for r, age in ages if age in control]
+    control_arm = is_control(runs[0].recipe)
+    shares = [s for r in runs if not math.isnan(s := share_inside(r.weights(), [c.cluster for c in r.clients]))]
+    return Arm(
+        label=label,
+        method=runs[0].recipe.method.name,
+        seeds=[r.recipe.seed for r in runs],
+        rounds=min(len(r.rounds) for r in runs),
+        planned=runs[0].recipe.rounds,
+        accuracy=Estimate.of([r.mean for r in runs]),
+        spread=fmean(r.std for r in runs),
+        gain=Estimate.of(gains) if gains and not control_arm else None,
+        inside=fmean(shares) if shares else None,
+        messages=fmean(r.messages for r in runs),
+        bytes=fmean(r.bytes for r in runs),
+        seconds=fmean(r.seconds for r in runs),
+        is_control=control_arm,
+    )
+
+
+def _tree(recipe: Recipe) -> dict[str, Any]:
+    """What makes two runs the same arm. Where no letters are written, all networks are the same."""
+    tree = recipe.model_dump(
+        mode="json",
+        exclude={
+            "name": True,
+            "seed": True,
+            "checkpoint": True,
+            "evaluate": {"every", "all_images"},
+            "data": {"folder"},
+        },
+    )
+    if recipe.method.name == "local" or is_control(recipe):
+        tree["network"] = "none"
+    return tree
+
+
+def _key(tree: dict[str, Any]) -> str:
+    return json.dumps(tree, sort_keys=True)
+
+
+def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
+    """The runs of the recipe's twin without letters: its own, or those of a run that it then equals."""
+    return next((found for twin in twins(recipe) if (found := arms.get(_key(_tree(twin))))), [])
+
+
+def _labels(recipes: Sequence[Recipe]) -> list[str]:
+    """What distinguishes each arm from the others, in words."""
+    flats = [flat(_tree(recipe)) for recipe in recipes]
+    differing = [
+        k for k in (flats[0] if flats else ()) if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flats}) > 1
+    ]
+    labels = []
+    for recipe, values in zip(recipes, flats, strict=True):
+        notes = [_DISTINCTIVE[key](values.get(key)) for key in differing]
+        control = ["no letters"] if is_control(recipe) and recipe.method.name != "local" else []
+        labels.append(", ".join([recipe.method.name, *notes, *control]))
+    return _distinct(labels, flats)
+
+
+def _distinct(labels: list[str], flats: list[dict[str, Any]]) -> list[str]:
+    """Labels that are still equal get the keys that tell their recipes apart."""
+    result = []
+    for label, values in zip(labels, flats, strict=True):
+        twins = [f for other, f in zip(labels, flats, strict=True) if other == label]
+        keys = [k for k in values if any(f.get(k) != values[k] for f in twins)]
+        notes = [str(values[k]) if k == "network.topology.name" else f"{k}={values[k]}" for k in keys]
+        result.append(", ".join([label, *notes]))
+    return result
+
+
+_DISTINCTIVE: dict[str, Callable[[Any], str]] = {
+    "data.name": str,
+    "partition.scenario": lambda value: f"scenario {value}",
+    "clients": lambda value: f"{value} clients",
+    "model.backbones": lambda value: "one backbone" if len(set(value)) == 1 else f"{len(set(value))} backbones",
+}
+"""Settings that a reader knows without being told their key, and how they are said."""

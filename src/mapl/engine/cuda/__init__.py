@@ -1,0 +1,5 @@
+"""The engine for GPUs. It needs Triton, which every CUDA build of torch for Linux brings along."""
+
+from mapl.engine.cuda.engine import GraphEngine
+
+__all__ = ["GraphEngine"]

@@ -1,0 +1,53 @@
+"""What a recorded step would freeze: numbers that were drawn or read while it was recorded."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mapl.client import Client
+from mapl.engine.cuda.layers import CannotGroup
+from mapl.model import ClientModel
+
+OF_ONE_CLIENT = frozenset({"id", "samples", "cluster", "train", "test", "tests"})
+"""What is true of one client alone: a graph would keep that of the client it was recorded with, and serve all."""
+
+
+@contextmanager
+def no_draws(device: torch.device | None = None) -> Iterator[None]:
+    """Refuse what draws from a generator that is not ours: what it drew would be drawn once and for all."""
+    before = _generators(device)
+    yield
+    if _generators(device) != before:
+        raise CannotGroup("it draws random numbers of its own")
+
+
+def _generators(device: torch.device | None) -> list[Any]:
+    """Where torch's, Python's and numpy's generators stand."""
+    name, keys, place, *_ = np.random.get_state(legacy=True)
+    found = [random.getstate(), (name, np.asarray(keys).tobytes(), place), torch.get_rng_state().tolist()]
+    if device is not None and device.type == "cuda":
+        found.append(torch.cuda.get_rng_state(device).tolist())
+    return found
+
+
+class _Recorded(Client):
+    """A client as a loss sees it while it is recorded."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in OF_ONE_CLIENT:
+            raise CannotGroup(f"its loss reads client.{name}, which is a number of one client and no tensor")
+        return super().__getattribute__(name)
+
+
+def recorded(client: Client, model: ClientModel, state: dict[str, Tensor]) -> Client:
+    """This client with a model and a state of the slot's, for a loss that is being recorded."""
+    made = object.__new__(_Recorded)
+    vars(made).update({**vars(client), "model": model, "state": state})
+    return made

@@ -1,5 +1,0 @@
-"""The engine for GPUs. It needs Triton, which every CUDA build of torch for Linux brings along."""
-
-from mapl.engine.graphs.engine import GraphEngine
-
-__all__ = ["GraphEngine"]

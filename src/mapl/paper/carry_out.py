@@ -1,0 +1,140 @@
+"""Carry a plan out: run after run, each into the store as it ends. What was stopped or killed goes on where it was."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mapl.errors import MaplError
+from mapl.paper.cost import Rates
+from mapl.paper.plan import Work
+from mapl.paper.rows import row_of
+from mapl.paper.store import Store
+from mapl.recipe import Recipe, to_toml
+from mapl.runs.files import only_writer, write_aside
+from mapl.runs.history import RECIPE, Record, Round, load_recipe
+from mapl.runs.part import keeping_data
+from mapl.runs.run import Observer, resume, run
+
+RUNS = "runs"
+"""The folder, below the store's, of runs that are under way."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a reproduction is, after a round or at the end of a run."""
+
+    work: Work
+    number: int
+    """Of the runs that were left when it began, counted from 1."""
+    total: int
+    round: int
+    """Rounds played of this run."""
+    left: float | None
+    """Seconds for all that is left; None before anything was measured."""
+    over: bool = False
+    """Whether the run is in the store."""
+
+
+Watcher = Callable[[Moment], None]
+
+
+@contextmanager
+def opened(out: Path) -> Iterator[Store]:
+    """The store of a folder, for the one process that may write it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MaplError(f"results cannot be written to {str(out)!r} ({error}); choose another --out") from error
+    with only_writer(out, "the results in"):
+        yield Store(out)
+
+
+def carry_out(
+    works: Sequence[Work],
+    store: Store,
+    *,
+    watch: Watcher = lambda moment: None,
+    stop: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] = lambda message: None,
+) -> bool:
+    """Run what is not in the store yet, one after another. Returns whether all of it is there now.
+
+    `stop` is asked after every round, as in `mapl.run`: a run that it ends is saved, and goes on the next time.
+    """
+    _sweep(store)
+    left = [work for work in works if work.key not in store]
+    rates = Rates.of(store.rows.values(), left[0].recipe) if left else Rates()
+    with keeping_data():
+        for number, work in enumerate(left):
+            if stop():
+                return False
+            progress = _Progress(number, left, rates, watch)
+            record = _run(work, store.folder / RUNS / work.key, progress, stop, warn)
+            if not record.finished:
+                return False
+            row = row_of(work, record, progress.setup)
+            store.add(row)
+            rates.learn(work.recipe, row.seconds / row.rounds, row.setup_seconds)
+            progress.tell(row.rounds, over=True)
+            shutil.rmtree(record.folder)
+            _free()
+    return True
+
+
+class _Progress:
+    """Follows one run: measures it, and says how long the whole plan will take."""
+
+    def __init__(self, number: int, works: Sequence[Work], rates: Rates, watch: Watcher):
+        self.works, self.number, self.rates, self.watch = works, number, rates, watch
+        self.start = time.perf_counter()
+        self.played = 0
+        self.setup = 0.0
+
+    def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+        this = sum(seconds.values())
+        if not self.played:
+            self.setup = time.perf_counter() - self.start - this
+        self.played += 1
+        # The first round also pays for what is done once; a run of one round has no other.
+        if self.played == 2 or recipe.rounds == 1:
+            self.rates.glimpse(recipe, this, self.setup)
+        self.tell(line.round + 1)
+
+    def tell(self, played: int, over: bool = False) -> None:
+        left = None
+        if self.rates.known:
+            rest = sum(self.rates.estimate(work.recipe) for work in self.works[self.number + 1 :])
+            left = rest + (0.0 if over else self.rates.estimate(self.works[self.number].recipe, played))
+        self.watch(Moment(self.works[self.number], self.number + 1, len(self.works), played, left, over))
+
+
+def _run(work: Work, folder: Path, observer: Observer, stop: Callable[[], bool], warn: Callable[[str], None]) -> Record:
+    """A run from its beginning, or from where it was when its process ended."""
+    if not (folder / RECIPE).exists():
+        return run(work.recipe, folder, observers=[observer], stop=stop, overwrite=True)
+    if load_recipe(folder).fingerprint() == work.recipe.fingerprint():
+        # The same run, though perhaps on another device, or with its data elsewhere by now.
+        write_aside(folder / RECIPE, to_toml(work.recipe).encode())
+    return resume(folder, observers=[observer], stop=stop, warn=warn)
+
+
+def _sweep(store: Store) -> None:
+    """Remove the folders of runs that are in the store: a kill may have come between the two."""
+    for folder in (store.folder / RUNS).glob("*"):
+        if folder.name in store:
+            shutil.rmtree(folder)
+
+
+def _free() -> None:
+    """Give a GPU's memory back before the next run asks how much there is."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

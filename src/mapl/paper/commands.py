@@ -1,0 +1,201 @@
+"""`mapl reproduce`: any table or figure of the paper, run here, beside the published numbers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mapl.cli.progress import Interrupt
+from mapl.cli.runs import JsonOption, SetOption
+from mapl.errors import MaplError
+from mapl.paper import TABLES, cells, complexity
+from mapl.paper.carry_out import Moment, Watcher, carry_out, opened
+from mapl.paper.cell_table import as_json_lines, printed
+from mapl.paper.cost import Rates, duration, measure
+from mapl.paper.plan import Work, chosen, names, plan
+from mapl.paper.scale import Protocol
+from mapl.paper.statistics import CellResult, filled, results
+from mapl.paper.store import Store
+
+Words = Annotated[
+    list[str] | None,
+    typer.Option(help="Only these: scenario=1 (or 1), or any other part of a cell's name; several: any of them."),
+]
+
+
+def reproduce_command(
+    table: Annotated[str | None, typer.Argument(help="A table or figure; without it, what there is.")] = None,
+    rows: Words = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these, axis by axis: CIFAR10,MAPL is that method on that data set."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 1,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Other rounds than the paper's; all else stays.")] = None,
+    budget_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many minutes; the same command goes on.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="A smaller protocol: smoke or small. Never counts as the paper's.")] = "",
+    form: Annotated[
+        Literal["balanced", "released", "paper"], typer.Option(help="What MAPL computes (docs/graph.md).")
+    ] = "balanced",
+    settings: SetOption = None,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("reproduction"),
+    plan_only: Annotated[bool, typer.Option("--plan", help="Say what would be run and how long it takes.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Also write a page with tables and figures.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a table or figure of the paper again: published numbers, ours, and each method's control arm.
+
+    Examples: [bold]mapl reproduce res_hetero --scale smoke[/bold] tries everything in minutes;
+    [bold]mapl reproduce res_hetero --rows 1 --columns CIFAR10 --seeds 3[/bold] is one column of a scenario;
+    what was stopped goes on with the same command; [bold]mapl reproduce --page[/bold] writes the page of what there is.
+    """
+    if table is None:
+        _listing(out, as_json)
+        if page:
+            _write_page(Store(out))
+        return
+    protocol = Protocol(scale, rounds, tuple(settings or ()), form)
+    wanted, across = _words(rows), _words(columns)
+    works = plan(table, protocol, seeds, wanted, across)
+    if plan_only:
+        _say_plan(works, Store(out), as_json, measured=True)
+        return
+    with opened(out) as store:
+        _say_plan(works, store, as_json)
+        if table == "complexity":  # no run: two rounds of letters, without training
+            complexity.write(out, complexity.measure())
+        end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
+        whole = _carry_out(works, store, end, as_json)
+        if table in TABLES:
+            _show(table, store, protocol, wanted, across, as_json)
+        elif whole and not page and not as_json:
+            drawn = "--page draws it" if not protocol.label else "figures are drawn of the paper's own protocol alone"
+            print(f"the runs of figure {table} are in {store.folder}; {drawn}")
+        if page:
+            _write_page(store)
+    if not whole:
+        print("stopped and saved; the same command goes on from here", file=sys.stderr)
+        if time.monotonic() < end:
+            sys.exit(130)
+
+
+def _write_page(store: Store) -> None:
+    from mapl.paper.page import write_page  # brings the drawing library with it
+
+    for path in write_page(store.folder, store):
+        print(f"written: {path}", file=sys.stderr)
+
+
+def _words(given: Sequence[str] | None) -> list[str]:
+    return [word.strip() for text in given or () for word in text.split(",") if word.strip()]
+
+
+def _listing(out: Path, as_json: bool) -> None:
+    """What can be reproduced, and how much of it has been."""
+    done = filled(Store(out))
+    total = {name: sum(cell.table == name for cell in cells()) for name in TABLES}
+    for name, title in names().items():
+        entry: dict[str, Any] = {"name": name, "title": title}
+        if name in total:
+            entry |= {"cells": total[name], "filled": done[name]}
+        count = f"{done[name]:>4} of {total[name]} cells" if name in total else f"{'figure':>17}"
+        print(json.dumps(entry) if as_json else f"{name:<12} {count:<17}  {title}")
+    if not as_json:
+        print(f"{sum(done.values())} of {sum(total.values())} cells of the paper are filled in {out}")
+
+
+def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool = False) -> None:
+    """How many runs there are, how many are done, and how long the rest takes."""
+    left = [work for work in works if work.key not in store]
+    rates = Rates.of(store.rows.values(), left[0].recipe) if left else Rates()
+    if left and measured and not rates.known:
+        print("measuring two rounds of the first run, of which nothing is saved", file=sys.stderr, flush=True)
+        try:
+            rates = measure(left[0].recipe)
+        except MaplError as error:  # data that is not here yet: the plan is as good without
+            _warn(str(error))
+    seconds = sum(rates.estimate(work.recipe) for work in left) if rates.known else None
+    if as_json:
+        event = {"event": "plan", "runs": len(works), "done": len(works) - len(left), "seconds": seconds}
+        print(json.dumps({**event, "left": [work.title() for work in left]} if measured else event), flush=True)
+        return
+    if measured:
+        for work in left:
+            print(f"  {work.title()}")
+    when = "" if not left else f", about {duration(seconds)}" if seconds is not None else ", time not known yet"
+    print(f"{len(works)} runs, {len(works) - len(left)} done, {len(left)} to go{when}", flush=True)
+
+
+def _carry_out(works: Sequence[Work], store: Store, end: float, as_json: bool) -> bool:
+    """All runs, or as many as end in time and before Ctrl-C; whether that was all."""
+    with Interrupt() as interrupt, _watching(as_json) as watch:
+        return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=_warn)
+
+
+@contextmanager
+def _watching(as_json: bool) -> Iterator[Watcher]:
+    if as_json:
+        yield _json_line
+    elif sys.stdout.isatty():
+        text = TextColumn("{task.description}")
+        with Progress(text, BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")) as bar:
+            task = bar.add_task("setting up", total=None, left="")
+            yield lambda m: bar.update(
+                task, description=_where(m), total=m.work.recipe.rounds, completed=m.round, left=_left(m)
+            )
+    else:
+        yield _PlainLines()
+
+
+class _PlainLines:
+    """A line when the time is first known, and then one every half minute."""
+
+    def __init__(self) -> None:
+        self.said = float("-inf")
+
+    def __call__(self, moment: Moment) -> None:
+        if moment.left is not None and time.monotonic() - self.said >= 30:
+            self.said = time.monotonic()
+            print(f"{_where(moment)}, round {moment.round}, {_left(moment)}", file=sys.stderr, flush=True)
+
+
+def _where(moment: Moment) -> str:
+    return f"run {moment.number} of {moment.total}: {moment.work.title()}"
+
+
+def _left(moment: Moment) -> str:
+    return "" if moment.left is None else f"about {duration(moment.left)} left"
+
+
+def _json_line(moment: Moment) -> None:
+    event = {"event": "run" if moment.over else "round", "run": moment.number, "runs": moment.total}
+    event |= {"cell": moment.work.cell, "control": moment.work.control, "seed": moment.work.recipe.seed}
+    print(json.dumps({**event, "round": moment.round, "seconds_left": moment.left}), flush=True)
+
+
+def _show(
+    table: str, store: Store, protocol: Protocol, rows: Sequence[str], columns: Sequence[str], as_json: bool
+) -> None:
+    asked = {cell.name for cell in chosen(table, protocol, rows, columns)}
+    found: list[CellResult] = [r for r in results(table, store, protocol.label, protocol.form) if r.cell.name in asked]
+    for line in as_json_lines(found, protocol.label) if as_json else printed(table, found, protocol.label):
+        print(line)
+    if not as_json:
+        done = filled(store)
+        print(
+            f"{done[table]} of {sum(c.table == table for c in cells())} cells of {table} are filled in {store.folder}"
+        )
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)

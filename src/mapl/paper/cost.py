@@ -1,0 +1,106 @@
+"""How long runs take: seconds for each image that is trained on, measured here, and what that makes for others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import mapl.methods
+from mapl.data.partition import cluster_classes
+from mapl.paper.machine import device_name, precision
+from mapl.paper.store import Row
+from mapl.plugins import find
+from mapl.recipe import Recipe
+from mapl.runs.part import build_part
+from mapl.runs.round import play_round
+
+CLASSES = 10
+"""Of every data set of the paper."""
+
+
+def images_a_round(recipe: Recipe) -> float:
+    """Images that all clients together train on in a round, views counted."""
+    settings = recipe.partition
+    shots = settings.shots if settings.scenario in (1, 2) else fmean(settings.shots_range)
+    held = fmean(len(classes) for classes in cluster_classes(settings, CLASSES))
+    views: int = find("method", recipe.method.name, mapl.methods).views
+    return recipe.clients * held * shots * recipe.train.epochs * views
+
+
+Kind = tuple[int, tuple[str, ...], tuple[int, ...]]
+
+
+def kind_of(recipe: Recipe) -> Kind:
+    """Runs of one kind take about the same time for an image: views, backbones, and the other sizes of the models."""
+    model, views = recipe.model, find("method", recipe.method.name, mapl.methods).views
+    return views, model.backbones, (model.embedding, model.projection, model.hidden, recipe.clients)
+
+
+@dataclass
+class Rates:
+    """What was measured on this device so far."""
+
+    seconds: dict[Kind, list[float]] = field(default_factory=dict)
+    """For an image."""
+    setups: dict[Kind, list[float]] = field(default_factory=dict)
+    first: tuple[Kind, float, float] | None = None
+    """What the run that is under way has shown, until it is over: its kind, seconds for an image and of setting up."""
+
+    @staticmethod
+    def of(rows: Iterable[Row], here: Recipe) -> Rates:
+        """From the finished runs of a store that were made on a machine like this."""
+        rates, device, exact = Rates(), device_name(here), precision(here)
+        for row in rows:
+            if row.device == device and row.precision == exact:
+                rates.learn(row.made, row.seconds / row.rounds, row.setup_seconds)
+        return rates
+
+    def learn(self, recipe: Recipe, seconds_a_round: float, setup: float) -> None:
+        kind = kind_of(recipe)
+        self.seconds.setdefault(kind, []).append(seconds_a_round / images_a_round(recipe))
+        self.setups.setdefault(kind, []).append(setup)
+        self.first = None
+
+    def glimpse(self, recipe: Recipe, seconds_a_round: float, setup: float) -> None:
+        """Take what a run shows in its first rounds, where nothing better is known."""
+        self.first = (kind_of(recipe), seconds_a_round / images_a_round(recipe), setup)
+
+    @property
+    def known(self) -> bool:
+        return bool(self.seconds) or self.first is not None
+
+    def estimate(self, recipe: Recipe, played: int = 0) -> float:
+        """Seconds that a run takes from round `played` on; of a kind that is not known, by the mean of the others."""
+        kind = kind_of(recipe)
+        setup = 0.0 if played else self._mean(self.setups, kind, 2)
+        return setup + self._mean(self.seconds, kind, 1) * images_a_round(recipe) * (recipe.rounds - played)
+
+    def _mean(self, measured: dict[Kind, list[float]], kind: Kind, place: int) -> float:
+        if kind in measured:
+            return fmean(measured[kind])
+        if self.first is not None and (self.first[0] == kind or not measured):
+            return float(self.first[place])  # type: ignore[arg-type]
+        return fmean(fmean(values) for values in measured.values()) if measured else 0.0
+
+
+def measure(recipe: Recipe, rounds: int = 2) -> Rates:
+    """Play the first rounds of a run in memory, and take the last one's time; nothing is saved."""
+    start = time.perf_counter()
+    part = build_part(recipe)
+    part.engine.warm_up(part.clients)
+    setup, seconds = time.perf_counter() - start, 0.0
+    for t in range(min(rounds, recipe.rounds)):
+        seconds = sum(play_round(part, t)[1].values())
+    rates = Rates()
+    rates.learn(recipe, seconds, setup)
+    return rates
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,249 @@
+"""Models that leave the run: a client's weights as safetensors, or a whole program that maps pixels to logits."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from mapl.client import Client
+from mapl.errors import MaplError, unknown
+from mapl.methods._base import Method
+from mapl.model import Backbone, find_backbone
+from mapl.runs.files import write_aside
+from mapl.runs.part import Part
+from mapl.runs.run import restored_part
+
+Kind = Literal["safetensors", "torch-export"]
+Pixels = Literal["uint8", "float32"]
+Card = dict[str, Any]
+
+SUFFIXES: dict[str, str] = {"safetensors": ".safetensors", "torch-export": ".pt2"}
+PIXELS: dict[str, torch.dtype] = {"uint8": torch.uint8, "float32": torch.float32}
+
+
+class Classifier(nn.Module):
+    """What a client is to those who use it: images (N, C, H, W), uint8 or float in [0, 1], to logits (N, K).
+
+    The normalisation is inside, so that nobody who serves it has to know the numbers.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Linear,
+        mean: Sequence[float],
+        std: Sequence[float],
+        scores: Callable[[Tensor], Tensor] | None = None,
+    ):
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1), persistent=False)
+        self._scores = scores or self._logits
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = images.to(torch.float32)
+        if images.dtype == torch.uint8:
+            pixels = pixels / 255
+        return self._scores(self.backbone((pixels - self.mean) / self.std))
+
+    def _logits(self, embedding: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.relu(embedding))
+        return logits
+
+
+def export_run(
+    folder: str | Path,
+    to: str | Path,
+    clients: Sequence[int] | None = None,
+    kind: Kind = "safetensors",
+    *,
+    pixels: Pixels = "uint8",
+    overwrite: bool = False,
+    warn: Callable[[str], None] = lambda message: None,
+) -> list[Path]:
+    """Write the models of a run's newest whole checkpoint into the folder `to`, and return the files.
+
+    "safetensors": client-003.safetensors, the weights of backbone and head, with a card as metadata; see `load_model`.
+    "torch-export": client-003.pt2, a program for `torch.export.load` that needs neither mapl nor the backbone's code,
+    and its card client-003.json. A program takes one type of number: bytes, or with pixels="float32" floats in [0, 1].
+    """
+    folder, to = Path(folder), Path(to)
+    for name, value, allowed in (("format", kind, SUFFIXES), ("pixels", pixels, PIXELS)):
+        if value not in allowed:
+            raise unknown(name, value, allowed)
+    if not folder.is_dir():
+        raise MaplError(f"there is no run {str(folder)!r}")
+    part = restored_part(folder, warn)
+    if part is None:
+        raise MaplError(f"run {str(folder)!r} has no checkpoint yet, so there are no models to export")
+    chosen = _chosen(part, clients)
+    if not overwrite:
+        _check_free([path for client in chosen for path in _paths(to, client, kind)])
+    if kind == "safetensors" and type(part.method).scores is not Method.scores:
+        warn(f"{part.recipe.method.name} need not classify by its head, which is what safetensors files hold")
+    written: list[Path] = []
+    for client in chosen:
+        contents = _weights(part, client) if kind == "safetensors" else _program(part, client, pixels)
+        written += _write(dict(zip(_paths(to, client, kind), contents, strict=True)))
+    return written
+
+
+def load_model(path: str | Path, backbone: Backbone | None = None) -> Classifier:
+    """The classifier of a safetensors file that `export_run` wrote, ready for use.
+
+    A backbone that is not one of mapl's own has to be given: a file is data, and does not choose what is imported.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            card = {key: _value(text) for key, text in (file.metadata() or {}).items()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+        image, embedding, classes = tuple(map(int, card["image"])), int(card["embedding"]), int(card["classes"])
+        name, mean, std = str(card["backbone"]), list(map(float, card["mean"])), list(map(float, card["std"]))
+        channels, height, width = image
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise MaplError(f"{str(path)!r} is not a model that mapl exported: {error}") from error
+    if backbone is None and ":" in name:
+        raise MaplError(f"{str(path)!r} has the backbone {name!r}: import it yourself, and give it as backbone=…")
+    network = (backbone or find_backbone(name))((channels, height, width), embedding)
+    model = Classifier(network, nn.Linear(embedding, classes), mean, std)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise MaplError(f"the weights in {str(path)!r} do not fit the backbone {name!r}: {_sentence(error)}") from error
+    return model.eval()
+
+
+def _chosen(part: Part, clients: Sequence[int] | None) -> list[Client]:
+    if clients is None:
+        return part.clients
+    for number in clients:
+        if not 0 <= number < len(part.clients):
+            raise MaplError(f"there is no client {number}: the run has clients 0 to {len(part.clients) - 1}")
+    return [part.clients[number] for number in dict.fromkeys(clients)]
+
+
+def _paths(to: Path, client: Client, kind: Kind) -> list[Path]:
+    name = f"client-{client.id:03d}"
+    model = to / f"{name}{SUFFIXES[kind]}"
+    return [model] if kind == "safetensors" else [model, to / f"{name}.json"]
+
+
+def _check_free(paths: Sequence[Path]) -> None:
+    """Before anything is written, so that a refusal changes nothing."""
+    for path in paths:
+        if path.exists():
+            raise MaplError(f"{str(path)!r} exists already; choose another folder, or give --overwrite")
+
+
+def _write(files: Mapping[Path, bytes]) -> list[Path]:
+    for path, data in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_aside(path, data)
+        except OSError as error:
+            raise MaplError(f"{str(path)!r} could not be written ({error})") from error
+    return list(files)
+
+
+def _card(part: Part, client: Client) -> Card:
+    """All that one has to know to use a client's model, and where it comes from."""
+    mean, std = _normalisation(part)
+    tested = next((line for line in reversed(part.rounds) if line.accuracy is not None), None)
+    return {
+        "client": client.id,
+        "backbone": client.backbone,
+        "image": list(client.test.pixels.shape[1:]),
+        "embedding": client.model.head.in_features,
+        "classes": client.model.head.out_features,
+        "mean": mean,
+        "std": std,
+        "mapl": version("mapl"),
+        "run": client.run,
+        "method": part.recipe.method.name,
+        "rounds": len(part.rounds),
+        # At the last test: in which round that was, and whether before or after the client adjusted to what it heard.
+        "accuracy": tested.accuracy[client.id] if tested and tested.accuracy else None,
+        "accuracy_round": tested.round if tested else None,
+        "accuracy_moment": part.recipe.evaluate.moment if tested else None,
+    }
+
+
+def _normalisation(part: Part) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation a channel, as the decimals they were given as and not as float32 stretches them."""
+    augmentation = part.engine.augmentation
+    mean, std = (
+        [float(str(x)) for x in tensor.flatten().numpy()] for tensor in (augmentation._mean, augmentation._std)
+    )
+    return mean, std
+
+
+def _weights(part: Part, client: Client) -> tuple[bytes]:
+    state = client.model.state_dict()
+    # Cloned, because safetensors refuses weights that share memory.
+    tensors = {k: v.clone().contiguous() for k, v in state.items() if k.startswith(("backbone.", "head."))}
+    metadata = {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in _card(part, client).items()
+    }
+    return (safetensors.torch.save(tensors, metadata),)
+
+
+def _program(part: Part, client: Client, pixels: Pixels) -> tuple[bytes, bytes]:
+    # By the method's scores, which for some methods are not the head's logits: so it answers as it did when tested.
+    model = Classifier(
+        client.model.backbone, client.model.head, *_normalisation(part), partial(part.method.scores, client)
+    )
+    program = _exported(client, model.eval(), PIXELS[pixels])
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    shape = ["batch", *client.test.pixels.shape[1:]]
+    card = _card(part, client) | {"input": {"pixels": pixels, "shape": shape}}
+    return file.getvalue(), (json.dumps(card, indent=1) + "\n").encode()
+
+
+@torch.no_grad()
+def _exported(client: Client, model: Classifier, dtype: torch.dtype) -> torch.export.ExportedProgram:
+    """The program of a classifier, checked on a number of images that it was not exported with."""
+    images = torch.zeros(5, *client.test.pixels.shape[1:], dtype=torch.uint8)
+    images[: len(client.test)] = client.test.pixels[:5]
+    images = images if dtype == torch.uint8 else images / 255
+    who = f"client {client.id} (backbone {client.backbone!r})"
+    try:
+        with redirect_stderr(io.StringIO()):  # where torch prints pages about what it cannot do
+            # Two images, because a batch of one would be taken for a constant.
+            program = torch.export.export(model, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        ours, theirs = model(images), program.module()(images)
+    except Exception as error:  # torch.export has no common class for what it cannot do
+        raise MaplError(f"{who} cannot be exported: {_sentence(error)}") from error
+    if not torch.allclose(ours, theirs, atol=1e-5):
+        raise MaplError(f"{who} cannot be exported: its program gives other logits than it does")
+    return program
+
+
+def _sentence(error: Exception) -> str:
+    """The beginning of what torch said; the rest is for those who debug torch."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) if lines else type(error).__name__
+
+
+def _value(text: str) -> Any:
+    """A value of the card, which safetensors keeps as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,194 @@
+"""The run: a recipe, a loop over rounds, and what it leaves on disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mapl.clock import Clock
+from mapl.data.dataset import Dataset
+from mapl.engine.settings import EngineSettings
+from mapl.errors import MaplError
+from mapl.model import Backbone
+from mapl.recipe import Recipe, flat, to_toml
+from mapl.runs import checkpoint
+from mapl.runs.files import only_writer, write_aside
+from mapl.runs.history import CLIENTS, HISTORY, PROFILE, RECIPE, TIMES, Record, Round, encode_all, load, load_recipe
+from mapl.runs.part import Part, build_part, cards, given_in_python, lasting, restore, saved_state
+from mapl.runs.round import budget_is_spent, is_tested, play_round
+
+Observer = Callable[[Recipe, Round, dict[str, float]], None]
+"""Called after every round with the recipe, the line of the history, and the seconds of each part of the round."""
+
+
+def run(
+    recipe: Recipe,
+    folder: str | Path | None = None,
+    *,
+    data: Dataset | None = None,
+    backbones: Mapping[str, Backbone] | None = None,
+    observers: Sequence[Observer] = (),
+    stop: Callable[[], bool] = lambda: False,
+    overwrite: bool = False,
+    profile: bool = False,
+) -> Record:
+    """Carry out a recipe from its first round and return what happened.
+
+    `data` and `backbones` take the place of what the recipe names, for data and models that live in Python. `stop` is
+    asked after every round whether to save and return early. `folder` is runs/<title> unless it is given. With
+    `profile` the record says where the time went (`record.profile`).
+    """
+    clock = Clock(profile)
+    recipe = given_in_python(recipe, data, backbones)
+    folder = Path(folder or Path("runs") / recipe.title())
+    _check_place(folder, recipe, overwrite)
+    part = build_part(recipe, data, backbones)
+    with _writing(folder):
+        if folder.exists():
+            with only_writer(folder):
+                shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        write_aside(folder / CLIENTS, json.dumps([asdict(c) for c in cards(part)], indent=1).encode())
+        # Last, because it makes the folder a run: one that can be resumed from then on.
+        write_aside(folder / RECIPE, to_toml(recipe).encode())
+    with only_writer(folder):
+        return _loop(part, folder, observers, stop, clock)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    data: Dataset | None = None,
+    backbones: Mapping[str, Backbone] | None = None,
+    observers: Sequence[Observer] = (),
+    stop: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] = lambda message: None,
+    profile: bool = False,
+) -> Record:
+    """Go on from a run's newest whole checkpoint, to its last round or to `rounds`."""
+    clock, folder = Clock(profile), Path(folder)
+    recipe = load_recipe(folder)
+    if rounds is not None:
+        if rounds < recipe.rounds:
+            raise MaplError(f"rounds: got {rounds}, but {str(folder)!r} is a run of {recipe.rounds}; give more")
+        recipe = recipe.model_copy(update={"rounds": rounds})
+    with only_writer(folder):
+        part = build_part(recipe, data, backbones)
+        saved = checkpoint.latest(folder, warn)
+        if saved is not None:
+            restore(part, saved)
+            checkpoint.forget_newer(folder, saved.rounds)
+        _cut_to(folder, part)
+        return _loop(part, folder, observers, stop, clock)
+
+
+def restored_part(folder: str | Path, warn: Callable[[str], None] = lambda message: None) -> Part | None:
+    """A run as its newest whole checkpoint has it, for whoever wants to look at its models; None where it has none."""
+    saved = checkpoint.latest(Path(folder), warn)
+    if saved is None:
+        return None
+    # On the CPU: who looks at models needs no engine that is ready to train them.
+    recipe = load(folder).recipe
+    evaluate = recipe.evaluate.model_copy(update={"all_images": False})
+    part = build_part(recipe.model_copy(update={"engine": EngineSettings(device="cpu"), "evaluate": evaluate}))
+    restore(part, saved)
+    return part
+
+
+def _loop(part: Part, folder: Path, observers: Sequence[Observer], stop: Callable[[], bool], clock: Clock) -> Record:
+    recipe, first = part.recipe, len(part.rounds)
+    torch.set_num_threads(recipe.train.threads)
+    part.engine.warm_up(part.clients)
+    writer = checkpoint.Writer(folder, recipe.checkpoint.keep)
+    with clock.running(part.engine.device), lasting(), writer as checkpoints:
+        for t in range(first, recipe.rounds):
+            if budget_is_spent(part):
+                break
+            line, seconds = play_round(part, t, clock)
+            last = t + 1 == recipe.rounds or budget_is_spent(part)
+            stopping = not last and stop()
+            with _writing(folder):
+                _append(folder / HISTORY, line.line())
+                if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
+                    with clock.part("checkpoint"):
+                        checkpoints.save(t + 1, saved_state(part))
+                        if last or stopping:
+                            checkpoints.wait()
+                _append(folder / TIMES, json.dumps({"round": t, "seconds": sum(seconds.values()), **seconds}) + "\n")
+            for observe in observers:
+                observe(recipe, line, seconds)
+            if stopping:
+                break
+    if clock.profiling and len(part.rounds) > first:
+        with _writing(folder):
+            write_aside(folder / PROFILE, json.dumps(clock.profile(len(part.rounds) - first), indent=1).encode())
+    return load(folder)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A disk that is full, or a folder that cannot be written, is an error that says what to do next."""
+    try:
+        yield
+    except OSError as error:
+        resumable = (folder / RECIPE).is_file()
+        remedy = f"nothing before its last checkpoint is lost: make room, then mapl resume {folder}"
+        raise MaplError(
+            f"run {str(folder)!r} could not be written ({error}); {remedy if resumable else 'choose another folder'}"
+        ) from error
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("ab") as file:
+        file.write(line.encode())
+
+
+def _check_place(folder: Path, recipe: Recipe, overwrite: bool) -> None:
+    """A run is only ever written over another run, and only when asked."""
+    if folder.exists() and not folder.is_dir():
+        raise MaplError(f"{str(folder)!r} is a file; choose another --name or --out")
+    inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if inside and not overwrite:
+        other = _another_recipe(folder, recipe) if RECIPE in inside else ""
+        found = f"is a run of another recipe ({other});" if other else "exists already; resume it,"
+        raise MaplError(f"{str(folder)!r} {found} choose another --name, or give --overwrite")
+    # A run that was killed before it had a recipe has nothing but its clients, or a file half-written aside.
+    if RECIPE not in inside and any(CLIENTS not in name and RECIPE not in name for name in inside):
+        raise MaplError(f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another --name")
+
+
+def _another_recipe(folder: Path, recipe: Recipe) -> str:
+    """In what the recipe of a run differs from this one; empty where to resume it is to carry this one out."""
+    there = load_recipe(folder)
+    if there.fingerprint() == recipe.fingerprint():
+        return ""
+    old, new = (flat(made.model_dump(mode="json")) for made in (there, recipe))
+    keys = [key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "name"]
+    return f"differs in {', '.join(sorted(keys)[:3])}{', …' if len(keys) > 3 else ''}"
+
+
+def _cut_to(folder: Path, part: Part) -> None:
+    """Make what is written end where the part that was brought back does: the rounds after it will be played again."""
+    if not budget_is_spent(part):
+        # What was the last round of a shorter run was tested for that alone.
+        untested: dict[str, Any] = {"accuracy": None, "all_images": None}
+        kept = (line if is_tested(part.recipe, line.round) else replace(line, **untested) for line in part.rounds)
+        part.rounds = list(kept)
+    with _writing(folder):
+        write_aside(folder / RECIPE, to_toml(part.recipe).encode())
+        write_aside(folder / HISTORY, encode_all(part.rounds))
+        _cut_times(folder / TIMES, len(part.rounds))
+
+
+def _cut_times(path: Path, rounds: int) -> None:
+    """Keep the times of the rounds that are kept; a last line that was cut off (a crash) is left out."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    write_aside(path, b"".join(line + b"\n" for line in lines if json.loads(line)["round"] < rounds))

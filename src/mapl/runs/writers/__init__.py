@@ -1,0 +1,32 @@
+"""Writers: one a file. Each is made with a run's folder and called after every round, to tell other programs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mapl.runs.writers
+from mapl.errors import MaplError
+from mapl.plugins import find
+from mapl.runs.run import Observer
+
+
+def open_writers(names: Sequence[str], folder: str | Path) -> list[Observer]:
+    """The writers of these names or import paths, for the run in `folder`; one that is named twice is opened once.
+
+    Nothing is written before the first round: until then the folder may hold another run, about to be replaced.
+    """
+    return [_open(name, Path(folder)) for name in dict.fromkeys(names)]
+
+
+def _open(name: str, folder: Path) -> Observer:
+    maker: Any = find("writer", name, mapl.runs.writers)
+    writer: Any = maker(folder) if callable(maker) else None
+    if not callable(writer):
+        raise MaplError(
+            f"writer {name!r} is no writer: it should be a class that is made with the run's folder and called with "
+            "(recipe, round, seconds)"
+        )
+    observer: Observer = writer
+    return observer

@@ -1,0 +1,20 @@
+"""What a run has written down about the rounds before the one that a writer is called with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mapl.runs.history import RECIPE, Round, load
+
+
+def recorded(folder: Path, before: int) -> list[tuple[Round, dict[str, float]]]:
+    """Each earlier round with the seconds of its parts; nothing where `folder` is not that of a run."""
+    if before == 0 or not (folder / RECIPE).is_file():
+        return []
+    record = load(folder)
+    times = {
+        time["round"]: {part: seconds for part, seconds in time.items() if part not in ("round", "seconds")}
+        for time in record.times
+    }
+    # A crash between the two files leaves a round without its times.
+    return [(line, times.get(line.round, {})) for line in record.rounds if line.round < before]

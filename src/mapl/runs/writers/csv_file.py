@@ -1,0 +1,124 @@
+"""Two tables for spreadsheets, pandas and R: rounds.csv and clients.csv in the run's folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, ClassVar
+
+from mapl.errors import MaplError
+from mapl.recipe import Recipe
+from mapl.runs.files import write_aside
+from mapl.runs.history import Round
+from mapl.runs.writers._recorded import recorded
+
+__all__ = ["CsvFile"]
+
+Row = dict[str, Any]
+
+
+class CsvFile:
+    """Two tables: rounds.csv (one row a round) and clients.csv (one row a tested round and client).
+
+    Rounds that are played again after a crash replace the rows they had; a row that a kill cut off is written anew.
+    """
+
+    name: ClassVar[str] = "csv"
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._rounds = _Table(self.folder / "rounds.csv")
+        self._clients = _Table(self.folder / "clients.csv")
+        self._next: int | None = None
+
+    def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+        try:
+            # Not when it is made: by the first round a run that is to be overwritten is gone, with its tables.
+            if line.round != self._next:
+                self._take_up(line.round)
+            self._rounds.append([_round_row(line, seconds)])
+            self._clients.append(_client_rows(line))
+        except OSError as error:
+            raise MaplError(f"the tables in {str(self.folder)!r} could not be written ({error})") from error
+        self._next = line.round + 1
+
+    def _take_up(self, start: int) -> None:
+        """Make the tables say what happened before round `start`, and nothing else.
+
+        The history knows it best: it has the round whose row a kill cut off, and those from before this writer was
+        asked for. In a folder without one, the rows that are there and whole are kept.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if past := recorded(self.folder, start):
+            self._rounds.replace([_round_row(line, seconds) for line, seconds in past])
+            self._clients.replace([row for line, _ in past for row in _client_rows(line)])
+        else:
+            for table in (self._rounds, self._clients):
+                table.replace(table.before(start))
+
+
+def _round_row(line: Round, seconds: dict[str, float]) -> Row:
+    """The columns that every run has, then one a term of the loss."""
+    return {
+        "round": line.round,
+        "accuracy": fmean(line.accuracy) if line.accuracy else None,
+        "std": pstdev(line.accuracy) if line.accuracy else None,
+        **({"all_images": fmean(line.all_images)} if line.all_images else {}),
+        "messages": line.messages,
+        "bytes": line.bytes,
+        "seconds": sum(seconds.values()) if seconds else None,
+        **{f"loss_{term}": fmean(values) for term, values in line.losses.items()},
+    }
+
+
+def _client_rows(line: Round) -> list[Row]:
+    rows: list[Row] = [
+        {"round": line.round, "client": client, "accuracy": value} for client, value in enumerate(line.accuracy or ())
+    ]
+    for row, value in zip(rows, line.all_images or (), strict=False):
+        row["all_images"] = value
+    return rows
+
+
+class _Table:
+    """A CSV file that grows by whole lines; a new column makes it be written anew."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.columns: list[str] = []
+
+    def append(self, rows: Sequence[Row]) -> None:
+        if any(column not in self.columns for row in rows for column in row):
+            self.replace([*self._read(), *rows])
+        elif rows:
+            with self.path.open("ab") as file:
+                file.write(_text(self.columns, rows).encode())
+
+    def replace(self, rows: Sequence[Row]) -> None:
+        self.columns = list(dict.fromkeys(column for row in rows for column in row))
+        if rows:
+            header = [dict(zip(self.columns, self.columns, strict=True))]
+            write_aside(self.path, _text(self.columns, [*header, *rows]).encode())
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def before(self, start: int) -> list[Row]:
+        """The rows of earlier rounds."""
+        try:
+            return [row for row in self._read() if int(row["round"]) < start]
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise MaplError(f"{str(self.path)!r} is not a table of mapl's, so it is not overwritten") from error
+
+    def _read(self) -> list[Row]:
+        data = self.path.read_bytes() if self.path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1].decode()  # a kill may have cut the last line off
+        return list(csv.DictReader(io.StringIO(whole, newline="")))
+
+
+def _text(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue()

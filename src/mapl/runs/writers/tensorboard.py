@@ -1,0 +1,77 @@
+"""Curves for TensorBoard, in the run's folder."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar
+
+from mapl.errors import MaplError
+from mapl.recipe import Recipe
+from mapl.runs.history import Round
+from mapl.runs.writers._recorded import recorded
+
+__all__ = ["TensorBoard"]
+
+
+class TensorBoard:
+    """Curves for TensorBoard: accuracy, losses, messages, bytes and seconds, in tensorboard/; needs mapl[tensorboard].
+
+    Rounds that are played again after a crash hide the points they had.
+    """
+
+    name: ClassVar[str] = "tensorboard"
+
+    def __init__(self, folder: str | Path):
+        self.run = Path(folder)
+        self.folder = self.run / "tensorboard"
+        try:  # now, so that what is missing is said before the first round and not after it
+            self._library: Any = importlib.import_module("torch.utils.tensorboard")
+        except ImportError as error:
+            raise MaplError(
+                f"writer 'tensorboard' needs the package tensorboard, which cannot be imported ({error}): "
+                "pip install 'mapl[tensorboard]'"
+            ) from error
+        self._events: Any = None
+        self._next: int | None = None
+
+    def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+        try:
+            if line.round != self._next:
+                self._take_up(line.round)
+            self._write(line, seconds)
+            self._events.flush()  # so that a kill costs no round that is over
+        except OSError as error:
+            raise MaplError(f"the curves in {str(self.folder)!r} could not be written ({error})") from error
+        self._next = line.round + 1
+
+    def _take_up(self, start: int) -> None:
+        """Begin a file of events that hides what earlier ones have from round `start` on.
+
+        A run that had no curves until now gets those of its earlier rounds.
+        """
+        if self._events is not None:
+            self._events.close()
+        new = not any(self.folder.glob("events.*"))
+        past = recorded(self.run, start) if new else []
+        self._events = self._library.SummaryWriter(str(self.folder), purge_step=0 if new else start)
+        for line, seconds in past:
+            self._write(line, seconds)
+
+    def _write(self, line: Round, seconds: dict[str, float]) -> None:
+        for tag, value in scalars(line, seconds).items():
+            self._events.add_scalar(tag, value, line.round)
+
+
+def scalars(line: Round, seconds: dict[str, float]) -> dict[str, float]:
+    """A round as named numbers."""
+    named = {f"loss/{term}": fmean(values) for term, values in line.losses.items()}
+    named |= {"network/messages": line.messages, "network/bytes": line.bytes}
+    named |= {f"time/{part}": value for part, value in seconds.items()}
+    if line.accuracy:
+        named["accuracy/mean"] = fmean(line.accuracy)
+        named |= {f"accuracy/client_{client}": value for client, value in enumerate(line.accuracy)}
+    if line.all_images:
+        named["accuracy/all_images"] = fmean(line.all_images)
+    return named
