@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from mapl.client import Client, Server
 from mapl.network import Inbox, Letter
@@ -46,8 +46,34 @@ class Method(ABC, Generic[S]):
     unread_without_letters: ClassVar[frozenset[str]] = frozenset()
     """Settings that change nothing, to the bit, on the empty network; so one control arm serves all their values."""
 
+    draws: ClassVar[bool] = False
+    """Whether its loss draws random numbers from torch's global generator. Then clients on a CPU train one by one."""
+    dry_run: ClassVar[bool] = True
+    """Whether its loss can be run on meaningless numbers, as a GPU does to build kernels early. Set it to False where
+    computed values are used as indices."""
+    answers_with: ClassVar[tuple[str, ...]] = ("backbone",)
+    """The networks whose outputs for the test images `scores` is given: the backbone, and own ones by name."""
+
     def __init__(self, settings: S):
         self.settings = settings
+
+    def uses(self) -> Collection[str]:
+        """The optional parts of a client's model that it needs: "projector", "prototypes", both or none."""
+        return ()
+
+    def modules(self, client: Client) -> dict[str, nn.Module]:
+        """Networks of its own beside the backbone, by name: each maps a batch of tensors to a batch of tensors.
+
+        Called once, when the client is built. They are trained, checkpointed and exported with the rest of the model;
+        `client.model.call(name, x)` runs one. Their first weights are keyed by (seed, client); for the same ones
+        everywhere, draw them inside `mapl.keys.seeded(key(client.seed, NOBODY, ALWAYS, …))`.
+        """
+        return {}
+
+    def learning_rates(self) -> dict[str, float]:
+        """Learning rates of own networks, by name, where they differ from the recipe's. 0 freezes a network: it takes
+        no gradient and stays in evaluation mode, and `absorb` or `start_epoch` may copy values into it."""
+        return {}
 
     def prepare(self, client: Client) -> None:
         """Put into `client.state` what the method will keep there. Called once, before the first round."""
@@ -62,9 +88,12 @@ class Method(ABC, Generic[S]):
         images: (views · B, C, H, W), view after view; labels: (views · B,), repeated likewise.
         """
 
-    def scores(self, client: Client, embedding: Tensor) -> Tensor:
-        """What test images are classified by, (n, K): the head's logits, unless a method knows better."""
-        return client.model.classify(embedding)
+    def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
+        """What test images are classified by, (n, K): the head's logits, unless a method knows better.
+
+        outputs: of every network in `answers_with`, what it made of the test images; "backbone" has z (n, d_z).
+        """
+        return client.model.classify(outputs["backbone"])
 
     def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
         """Of the clients it can reach this round, those whose letters it asks for (sorted ids). By default nobody's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -84,8 +85,8 @@ class FedProto(Centralised[FedProtoSettings]):
             client.state["prototypes"].copy_(inbox.tensor("prototypes")[0])
             client.state["known"].copy_(inbox.tensor("held")[0] > 0)
 
-    def scores(self, client: Client, embedding: Tensor) -> Tensor:
-        by_head = super().scores(client, embedding)
+    def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
+        embedding, by_head = outputs["backbone"], super().scores(client, outputs)
         if self.settings.inference == "head":
             return by_head
         known = client.state["known"] > 0

@@ -18,6 +18,7 @@ from mapl.losses import Form, cross_entropy, prototype_contrastive, prototype_un
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods._circles import Circles, groups
 from mapl.methods._mixing import alone
+from mapl.model import PROJECTOR, PROTOTYPES
 from mapl.network import Inbox, Letter
 
 __all__ = ["Mapl"]
@@ -59,6 +60,9 @@ class Mapl(Method[MaplSettings]):
     views = 2
     augmentation = "contrastive"
     unread_without_letters = frozenset({"warmup", "learn_graph", "graph"})
+
+    def uses(self) -> tuple[str, ...]:
+        return (PROJECTOR, PROTOTYPES) if self.settings.terms else (PROTOTYPES,)
 
     def prepare(self, client: Client) -> None:
         client.state["weights"] = alone(client)

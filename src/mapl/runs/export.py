@@ -47,7 +47,7 @@ class Classifier(nn.Module):
         head: nn.Linear,
         mean: Sequence[float],
         std: Sequence[float],
-        scores: Callable[[Tensor], Tensor] | None = None,
+        scores: Callable[[dict[str, Tensor]], Tensor] | None = None,
     ):
         super().__init__()
         self.backbone = backbone
@@ -60,10 +60,10 @@ class Classifier(nn.Module):
         pixels = images.to(torch.float32)
         if images.dtype == torch.uint8:
             pixels = pixels / 255
-        return self._scores(self.backbone((pixels - self.mean) / self.std))
+        return self._scores({"backbone": self.backbone((pixels - self.mean) / self.std)})
 
-    def _logits(self, embedding: Tensor) -> Tensor:
-        logits: Tensor = self.head(torch.relu(embedding))
+    def _logits(self, outputs: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = self.head(torch.relu(outputs["backbone"]))
         return logits
 
 

@@ -22,6 +22,7 @@ from mapl.data.partition import other_tests, partition
 from mapl.engine._base import Engine
 from mapl.engine.choose import find_device, find_engine
 from mapl.errors import MaplError
+from mapl.keys import ALWAYS, key, seeded
 from mapl.methods._base import Centralised, Method
 from mapl.model import Backbone, architecture, assign, build, find_backbone
 from mapl.network import Ledger, Topology, nbytes
@@ -104,7 +105,7 @@ def build_part(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[s
     augmentation = Augmentation(augment, dataset.image, dataset.mean, dataset.std, device=device)
     part = Part(
         recipe=recipe,
-        clients=_clients(recipe, dataset, backbones or {}),
+        clients=_clients(recipe, dataset, backbones or {}, method),
         method=method,
         engine=engine(method, recipe.train, augmentation, recipe.seed, recipe.engine, device),
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
@@ -127,7 +128,7 @@ def build_part(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[s
     return part
 
 
-def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) -> list[Client]:
+def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone], method: Method[Any]) -> list[Client]:
     names = recipe.model.backbones
     backbones = [given.get(name) or _found(name) for name in names]
     shards = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
@@ -139,7 +140,9 @@ def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) ->
     ):
         tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
         check = which not in checked
-        model = build(names[which], backbones[which], recipe.model, image, classes, recipe.seed, i, check)
+        model = build(
+            names[which], backbones[which], recipe.model, image, classes, recipe.seed, i, method.uses(), check
+        )
         checked.add(which)
         clients.append(
             Client(
@@ -156,7 +159,15 @@ def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone]) ->
                 cluster=shard.cluster,
             )
         )
+        _add_own_networks(clients[-1], method)
     return clients
+
+
+def _add_own_networks(client: Client, method: Method[Any]) -> None:
+    with seeded(key(client.seed, client.id, ALWAYS, "own networks")):
+        modules = method.modules(client)
+    frozen = [name for name, rate in method.learning_rates().items() if rate == 0]
+    client.model.add_own(modules, frozen)
 
 
 def _found(name: str) -> Backbone:
