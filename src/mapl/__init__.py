@@ -8,7 +8,7 @@ print(record.mean, record.weights())
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # type checkers take it for True; importing `typing` would be half of the time this module takes
 
 __all__ = [
     "Centralised",
@@ -54,7 +54,7 @@ else:
     }
     _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         from importlib import import_module
 
         if name not in _HOME_OF:

@@ -63,7 +63,7 @@ def demo(
     out = out or Path("runs/demo-quick" if quick else "runs/demo")
     jobs = _jobs(out, seeds, quick)
     print(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}", flush=True)
-    _train(jobs)
+    train(jobs)
     runs = {name: [load(job.folder) for job in jobs if job.arm == name] for name in ARMS}
     records = [record for arm in runs.values() for record in arm]
     print_table(compare(records))
@@ -76,7 +76,7 @@ def demo(
     print(f"report: {page}")
 
 
-def _train(jobs: Sequence[Job]) -> None:
+def train(jobs: Sequence[Job]) -> None:
     """Run all jobs, with progress. Ctrl-C saves and exits with status 130; a second one exits at once."""
     from mapl.runs.jobs import carry_out
 

@@ -37,10 +37,9 @@ class Interrupt:
         print("\nfinishing this round, then saving (Ctrl-C again to stop at once)", file=sys.stderr, flush=True)
 
 
-def leave(message: str = "") -> NoReturn:
-    """End the command after Ctrl-C, without a traceback."""
+def leave(message: str) -> NoReturn:
+    """End the command after Ctrl-C, with these last words and no traceback."""
     # Another Ctrl-C could only interrupt Python's own shutdown, which prints a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if message:
-        print(message, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)
     sys.exit(STOPPED)
