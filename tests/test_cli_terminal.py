@@ -50,14 +50,14 @@ def test_the_time_left_counts_only_what_was_done_here(clock):
     assert pace(100, 100) == 0.0
 
 
-def test_counting_says_percent_and_nothing_while_the_whole_is_unknown(clock):
-    out = io.StringIO()
-    with counting("file.gz", out) as count:
+def test_counting_says_percent_and_nothing_while_the_whole_is_unknown(clock, capsys):
+    with counting("file.gz") as count:
         count(5, 0)
         count(5, 100)
         clock[0] = 4.0
         count(25, 100)
-    assert out.getvalue() == "file.gz: 25 %  15 s left\n"
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "file.gz: 25 %  15 s left\n")
 
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):

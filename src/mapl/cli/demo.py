@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -81,7 +80,7 @@ def train(jobs: Sequence[Job]) -> None:
     from mapl.runs.jobs import carry_out
 
     try:
-        with Interrupt() as interrupt, counting("training", sys.stderr) as watch:
+        with Interrupt() as interrupt, counting("training") as watch:
             finished = carry_out(jobs, stop=interrupt, watch=watch)
     except KeyboardInterrupt:
         leave("stopped at once; the same command continues from the last checkpoints")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import fmean
@@ -22,7 +23,7 @@ def observing(rounds: int, as_json: bool) -> Iterator[Observer]:
     if as_json:
         yield _json_line
         return
-    with progress() as show:
+    with progress(sys.stdout) as show:
         yield RoundProgress(rounds, show)
 
 

@@ -163,7 +163,7 @@ def _watching(as_json: bool) -> Iterator[Watcher]:
     if as_json:
         yield _json_line
         return
-    with progress(sys.stderr, every=30) as show:
+    with progress(every=30) as show:
         yield lambda moment: show(moment.round, moment.work.recipe.rounds, _where(moment), moment.left)
 
 

@@ -24,9 +24,12 @@ class Show(Protocol):
 
 @contextmanager
 def progress(stream: TextIO | None = None, every: float | None = None) -> Iterator[Show]:
-    """A bar, or plain lines to `stream` (standard output): one for each tenth, or one `every` so many seconds."""
+    """A bar, or plain lines: one for each tenth of the work, or one `every` so many seconds.
+
+    Plain lines go to standard error, unless `stream` says otherwise.
+    """
     if not sys.stdout.isatty():
-        yield PlainLines(stream or sys.stdout, every)
+        yield PlainLines(stream or sys.stderr, every)
         return
     text, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}")
     with Bar(text, BarColumn(), TimeElapsedColumn(), left) as bar:
@@ -39,9 +42,9 @@ def progress(stream: TextIO | None = None, every: float | None = None) -> Iterat
 
 
 @contextmanager
-def counting(name: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
+def counting(name: str) -> Iterator[Callable[[int, int], None]]:
     """Progress that is only told how much is done, and how much there is."""
-    with progress(stream) as show:
+    with progress() as show:
         pace = Pace()
 
         def count(done: int, total: int) -> None:
