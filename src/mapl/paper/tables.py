@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mapl.errors import unknown
-from mapl.recipe import Recipe, Tree, assignment, compose, merge
+
+if TYPE_CHECKING:  # recipes bring torch, and a list of the cells needs neither
+    from mapl.recipe import Recipe, Tree
 
 PREFIX = "paper:"
 """How a command line says that a recipe is a cell of the paper."""
@@ -148,6 +150,8 @@ class Cell:
         The run is named after the cell, its seed, and a topology that is not the cell's, so that neither other seeds
         nor the control arm get into each other's way.
         """
+        from mapl.recipe import assignment, merge
+
         tree = merge(PROTOCOL, {"model": {"backbones": list(BACKBONES[self.models])}, "method": METHODS[self.method]})
         for key, value in self._settings():
             tree = merge(tree, assignment(f"{key}={json.dumps(value)}"))
@@ -158,6 +162,8 @@ class Cell:
 
     def recipe(self, **overrides: Any) -> Recipe:
         """The recipe that should give this number, with `overrides` over it: `cell.recipe(seed=1)`."""
+        from mapl.recipe import compose
+
         return compose((PREFIX + self.name, self.tree(**overrides)))[0]
 
     def text(self) -> str:
