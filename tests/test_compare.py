@@ -95,9 +95,8 @@ def test_of_two_runs_of_one_seed_the_longer_counts_and_the_other_is_named(turn):
     given = [*[stopped, whole][::turn], other, other]
     (arm,) = compare(given)
     assert (arm.label, arm.seeds, arm.accuracy) == ("mapl", [0, 1], Estimate.of([0.7, 0.6]))
-    assert left_out(given) == [
-        "run 'stopped' (2 of 3 rounds) is left out: 'whole' (3 of 3 rounds) has the same recipe and seed"
-    ]
+    (sentence,) = left_out(given)
+    assert sentence.index("'stopped' (2 of 3 rounds)") < sentence.index("'whole' (3 of 3 rounds)")
 
 
 def test_a_run_that_was_tested_counts_before_a_longer_one_that_was_not():
@@ -195,7 +194,8 @@ def test_measures_of_recovered_clusters():
     assert share_inside(same, clusters) == 1
     assert share_inside(1 - same, clusters) == 0
     assert share_inside(uniform, clusters) == share_by_chance(clusters) == pytest.approx(2 / 5)
-    assert share_inside(torch.eye(6).double(), clusters) != share_inside(torch.eye(6).double(), clusters)  # NaN
+    assert share_inside(torch.eye(6).double(), clusters) is None
+    assert share_inside(uniform, [0] * 6) is adjusted_rand(uniform, [0] * 6) is share_by_chance([0]) is None
     assert adjusted_rand(same, clusters) == 1
     assert adjusted_rand(1 - same, clusters) < 1
     overlap = class_overlap([[0, 1], [1, 2], [5]])

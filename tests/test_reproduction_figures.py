@@ -13,7 +13,7 @@ from mapl.paper import find_cell
 from mapl.paper.extras import extras
 from mapl.paper.figures import FIGURES, GRAPH_ROUNDS, needs
 from mapl.paper.pictures import separation
-from mapl.paper.scale import Protocol
+from mapl.paper.protocol import Protocol
 from mapl.paper.store import Store, key_of
 from mapl.runs.history import Record
 from mapl.runs.part import Part

@@ -20,7 +20,7 @@ from mapl.paper.complexity import Cost, Sent
 from mapl.paper.graph_words import graph_sentences
 from mapl.paper.page import write_page
 from mapl.paper.page_tables import LAYOUTS, laid_out, pairs, winners
-from mapl.paper.scale import Protocol
+from mapl.paper.protocol import Protocol
 from mapl.paper.statistics import results
 from mapl.paper.store import Store, sparse
 from mapl.paper.words import difference_sentences, headlines
@@ -138,7 +138,7 @@ def test_text_of_a_store_is_shown_never_obeyed(out: Path, markdown: str) -> None
 
 
 def test_it_counts_cells_seeds_runs_and_hours(markdown: str, store: Store) -> None:
-    full = [row for row in store.rows.values() if not row.scale]
+    full = [row for row in store.runs.values() if not row.scale]
     filled = sum(len(results(name, store)) for name in TABLES)
     assert f"{filled} of the 362 cells of the paper's tables are filled" in markdown
     assert f"took {len(full)} runs, {sum(row.control for row in full)} of them controls" in markdown
@@ -219,7 +219,7 @@ def test_an_interval_that_includes_everything_confirms_nothing(tmp_path: Path) -
     store = Store(tmp_path)
     add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.70, 0.80])
     found = [result for name in TABLES for result in results(name, store)]
-    said = headlines(found, list(store.rows.values()), [])["What was confirmed, and what was not"]
+    said = headlines(found, list(store.runs.values()), [])["What was confirmed, and what was not"]
     assert any(sentence.endswith("inside, but so wide an interval confirms nothing.") for sentence in said)
     assert any("wider than ± 3 points and says little" in sentence for sentence in said)
 
@@ -229,7 +229,7 @@ def test_where_the_difference_comes_from_is_said_in_numbers(tmp_path: Path) -> N
     add_cell(store, name, [0.70])
     add_cell(store, "res_hetero/scenario=1/CIFAR10/Local", [0.69])
     found = results("res_hetero", store)
-    said = headlines(found, list(store.rows.values()), [])["Where MAPL's difference comes from"]
+    said = headlines(found, list(store.runs.values()), [])["Where MAPL's difference comes from"]
     assert "ours is 7.3 points below the published 77.27 %" in said[0]
     assert "1,500 images: its standard error is 1.1 points" in said[0]
     assert said[-1].startswith("The other methods of the same cells, ours less the published: Local -1.6")
@@ -255,7 +255,7 @@ def test_cells_that_repeat_a_setting_are_not_counted_as_several(tmp_path: Path) 
     store = Store(tmp_path)
     add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.74, 0.75])
     found = [result for name in TABLES for result in results(name, store)]
-    said = headlines(found, list(store.rows.values()), [])["What was confirmed, and what was not"]
+    said = headlines(found, list(store.runs.values()), [])["What was confirmed, and what was not"]
     assert said[0].startswith("Behind the 6 cells are 1 setting, 1 of them with two or more seeds.")
 
 
@@ -265,7 +265,7 @@ def test_what_letters_did_not_buy_is_said(tmp_path: Path) -> None:
     add_cell(store, f"{place}/Local", [0.70, 0.704])
     add_cell(store, f"{place}/FedClassAvg", [0.73], control=0.72)
     found = results("res_hetero", store)
-    gain, loss, others = headlines(found, list(store.rows.values()), [])["What letters bought"]
+    gain, loss, others = headlines(found, list(store.runs.values()), [])["What letters bought"]
     # 1.0 and 1.6 points: standard error 0.3, times 12.706 of 1 degree of freedom
     assert "letters bought MAPL on CIFAR10, scenario 1, +1.3 ± 3.8 points" in gain
     assert "Without letters MAPL on CIFAR10, scenario 1, is 4.0 ± 0.0 points ahead of Local" in loss
@@ -277,7 +277,7 @@ def test_the_best_is_found_on_the_seeds_that_all_have(tmp_path: Path) -> None:
     add_cell(store, f"{place}/MAPL", [0.74, 0.78])
     add_cell(store, f"{place}/FedClassAvg", [0.75])
     found = results("res_hetero", store)
-    said = headlines(found, list(store.rows.values()), [])["Whether MAPL is the best"]
+    said = headlines(found, list(store.runs.values()), [])["Whether MAPL is the best"]
     assert "MAPL has the highest mean in 0 of the 1 contest" in said[0]
     assert said[1] == (
         "FedClassAvg on CIFAR10, scenario 1, is 1.0 ± 0.0 points ahead of MAPL (± over clients of one seed)."
@@ -291,14 +291,14 @@ def test_a_run_of_the_released_form_is_named_where_the_difference_is_explained(t
     (found,) = results("res_hetero", store)
     assert any("No run of the released form is here" in s for s in difference_sentences(found, [], []))
     store.add(made_row(Protocol(form="released").of_cell(cell, 0), "res_hetero", cell.name, 0.76))
-    said = difference_sentences(found, [], list(store.rows.values()))
+    said = difference_sentences(found, [], list(store.runs.values()))
     assert any("The released form gives 76.0 % here (1 seed)." in s for s in said)
 
 
 def test_who_is_listened_to_is_said_by_backbone(tmp_path: Path) -> None:
     store = Store(tmp_path)
     add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.74])
-    (row,) = store.rows.values()
+    (row,) = store.runs.values()
     assert "weights stay about equal" in graph_sentences([row])[1]
     given = torch.zeros(20, 20)
     given[:, [i for i, name in enumerate(row.backbones) if name == "alexnet"]] = 0.2
@@ -434,5 +434,5 @@ def test_what_was_measured_is_kept_beside_the_store(tmp_path: Path) -> None:
     path = complexity.write(tmp_path / "store", costs)
     assert complexity.read(tmp_path / "store") == costs
     assert json.loads(path.read_text(encoding="utf-8"))[0]["method"] == "Local"
-    assert not Store(tmp_path / "store").rows
+    assert not Store(tmp_path / "store").runs
     assert complexity.read(tmp_path / "nowhere") == []

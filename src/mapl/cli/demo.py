@@ -101,7 +101,7 @@ def _findings(runs: dict[str, list[Record]]) -> Iterator[str]:
     )
     yield "MAPL's letters (prototypes): " + _verdict(_difference(mapl, runs["mapl-alone"]))
     inside = compare(mapl)[0].inside or 0.0
-    chance = share_by_chance([c.cluster for c in mapl[0].clients])
+    chance = share_by_chance([c.cluster for c in mapl[0].clients]) or 0.0
     yield (
         f"MAPL's graph: clients that never saw each other's data put {100 * inside:.0f} % of the weight they give to "
         f"others inside the true clusters ({100 * chance:.0f} % by chance), and the network sends {_saved(mapl):.0f} % "

@@ -16,14 +16,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from mapl.cli.progress import Interrupt
 from mapl.cli.runs import JsonOption, SetOption
 from mapl.errors import MaplError
-from mapl.paper import TABLES, cells, complexity
+from mapl.paper import complexity
 from mapl.paper.carry_out import Moment, Watcher, carry_out, opened
 from mapl.paper.cell_table import as_json_lines, printed
 from mapl.paper.cost import Rates, duration, measure
 from mapl.paper.plan import Work, chosen, names, plan
-from mapl.paper.scale import Protocol
+from mapl.paper.protocol import Protocol
 from mapl.paper.statistics import CellResult, filled, results
 from mapl.paper.store import Store
+from mapl.paper.tables import TABLES, cells
 
 Words = Annotated[
     list[str] | None,
@@ -117,7 +118,7 @@ def _listing(out: Path, as_json: bool) -> None:
 def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool = False) -> None:
     """How many runs there are, how many are done, and how long the rest takes."""
     left = [work for work in works if work.key not in store]
-    rates = Rates.of(store.rows.values(), left[0].recipe) if left else Rates()
+    rates = Rates.of(store.runs.values(), left[0].recipe) if left else Rates()
     if left and measured and not rates.known:
         print("measuring two rounds of the first run, of which nothing is saved", file=sys.stderr, flush=True)
         try:

@@ -18,7 +18,7 @@ from torch import Tensor
 from mapl.data.dataset import Dataset, Images
 from mapl.methods._mixing import flatten
 from mapl.network import Inbox, Letter, Post
-from mapl.paper import BACKBONES, METHODS, PROTOCOL
+from mapl.paper.tables import BACKBONES, METHODS, PROTOCOL
 from mapl.recipe import Recipe, Tree, merge
 from mapl.runs.exchange import exchange
 from mapl.runs.files import write_aside
