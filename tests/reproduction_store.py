@@ -13,7 +13,7 @@ from mapl.analysis.control import control_of
 from mapl.paper import find_cell
 from mapl.paper.figures import FIGURES, needs
 from mapl.paper.protocol import Protocol, form_of
-from mapl.paper.store import StoredRun, Store, key_of, sparse
+from mapl.paper.store import Store, StoredRun, key_of, sparse
 from mapl.recipe import Recipe
 
 SIZE = 20

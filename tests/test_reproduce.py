@@ -25,13 +25,14 @@ from mapl.analysis.compare import Estimate
 from mapl.analysis.control import control_of, twins
 from mapl.cli.app import app
 from mapl.errors import Busy, MaplError
-from mapl.paper import TABLES, cells, find_cell
+from mapl.paper import cells, find_cell
 from mapl.paper.carry_out import RUNS, carry_out, opened
 from mapl.paper.cost import Rates, duration, images_a_round
 from mapl.paper.plan import names, plan
 from mapl.paper.protocol import SCALES, Protocol
 from mapl.paper.statistics import at_age, filled, paired, results
-from mapl.paper.store import StoredRun, Store, key_of
+from mapl.paper.store import Store, StoredRun, key_of
+from mapl.paper.tables import TABLES
 
 SMOKE = Protocol("smoke")
 TIMES = ("seconds", "setup_seconds", "date")
@@ -216,7 +217,7 @@ def test_a_broken_line_is_one_sentence(whole, tmp_path):
     Store(tmp_path).add(row_from(whole))
     with (tmp_path / "res_hetero.jsonl").open("a") as file:
         file.write("{}\n")
-    with pytest.raises(MaplError, match=r"res_hetero\.jsonl', line 2, is no row: "):
+    with pytest.raises(MaplError, match=r"res_hetero\.jsonl', line 2, is not a run: "):
         Store(tmp_path)
 
 
@@ -476,7 +477,9 @@ def test_a_store_teaches_what_runs_here_cost(whole):
     store = Store(whole)
     rates = Rates.of(store.runs.values(), row_from(whole).parsed_recipe)
     assert rates.known
-    assert not Rates.of([replace(r, device="elsewhere") for r in store.runs.values()], row_from(whole).parsed_recipe).known
+    assert not Rates.of(
+        [replace(r, device="elsewhere") for r in store.runs.values()], row_from(whole).parsed_recipe
+    ).known
     assert asdict(rates)["first"] is None
 
 

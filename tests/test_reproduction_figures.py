@@ -74,10 +74,10 @@ def test_a_work_finds_its_row_under_any_table_but_at_no_other_scale(tmp_path: Pa
     add_figures(store)
     for name in ("class_sim", "col_graph"):
         for work in FIGURES[name].works():
-            row = work.row(store)
+            row = work.run_in(store)
             assert row is not None
             assert row.key == key_of(Protocol().of_tree(work.tree, name))
-        assert all(work.row(store) is None for work in FIGURES[name].works(seed=1))
+        assert all(work.run_in(store) is None for work in FIGURES[name].works(seed=1))
 
 
 def test_extras_are_what_the_models_say_and_fit_a_line(finished: tuple[Part, Record]) -> None:

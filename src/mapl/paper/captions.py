@@ -143,29 +143,25 @@ def _alignment_verdict(before: float, after: float) -> str:
 
 def col_graph_caption(run: StoredRun, early: StoredRun | None, scenario: int) -> str:
     inside = percent(share_inside(run.matrix(), run.clusters))
-    start = f" After round {early.rounds} it was {_nearest(early)}." if early is not None else ""
+    shares, start = run.extra["embedding"], ""
+    if early is not None:
+        before = early.extra["embedding"]
+        start = f" After round {early.rounds} it was {percent(before['aligned'])} and {percent(before['kin'])}."
     return (
         f"Scenario {scenario}, {run.parsed_recipe.data.name}, {len(run.clusters)} clients, seed {run.seed}; "
         f"{_classes(run)}. (a) The true overlap of classes. (b) The mixing matrix W, learned from round "
         f"{getattr(run.parsed_recipe.method, 'warmup', 0) + 1} on; after round {run.rounds}, {inside} of the weight "
         "given to others stays inside the true clusters, which orange lines separate. (c) Test images laid out by "
         "t-SNE, each seen by its own client's model. The nearest embedding z of another client has the same class for "
-        f"{_nearest(run, chance=True)}.{start} {_embedding_verdict(run)} The nearest projection p has the same class "
-        f"for {percent(run.extra['embedding']['p_aligned'])}. Prototypes live in the space of the projections, so they "
-        "are drawn there. Distances between far islands mean nothing."
+        f"{percent(shares['aligned'])} (by chance {percent(shares['by_chance'])}) and the same cluster for "
+        f"{percent(shares['kin'])} (by chance {percent(shares['kin_by_chance'])}).{start} {_embedding_verdict(run)} "
+        f"The nearest projection p has the same class for {percent(shares['p_aligned'])}. Prototypes live in the space "
+        "of the projections, so they are drawn there. Distances between far islands mean nothing."
     )
 
 
 def _classes(run: StoredRun) -> str:
     return "classes " + listing(f"{classes[0]} to {classes[-1]}" for classes in run.classes)
-
-
-def _nearest(run: StoredRun, chance: bool = False) -> str:
-    shares = run.extra["embedding"]
-    by_class, by_cluster = (
-        f" (by chance {percent(shares[name])})" if chance else "" for name in ("by_chance", "kin_by_chance")
-    )
-    return f"{percent(shares['aligned'])}{by_class} and the same cluster for {percent(shares['kin'])}{by_cluster}"
 
 
 def _embedding_verdict(run: StoredRun) -> str:

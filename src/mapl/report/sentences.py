@@ -35,7 +35,7 @@ def headlines(lines: Sequence[Line]) -> list[str]:
     if not tested:
         return ["None of these runs has been tested yet, so there is no accuracy to show."]
     best, arm = max(tested, key=lambda pair: pair[1].accuracy.mean)
-    subject = "It" if len(lines) == 1 else f"The best arm is {best.label}: it"
+    subject = "It" if len(lines) == 1 else f"The arm with the highest accuracy is {best.label}: it"
     accuracy = (
         f"{subject} classifies {arm.accuracy.text()} % of its clients' test images correctly (mean over "
         f"{count(len(best.first.clients), 'client')} and {count(len(arm.seeds), 'seed')} at the last test)."
