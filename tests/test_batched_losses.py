@@ -66,7 +66,7 @@ class Step(nn.Module):
         self.client.state = state
         self.method.start_epoch(self.client, 0, 0)
         with torch.no_grad():
-            scores = self.method.scores(self.client, self.client.model.embed(images))
+            scores = self.method.scores(self.client, {"backbone": self.client.model.embed(images)})
         return {**self.method.loss(self.client, images, labels), "scores": scores}
 
 

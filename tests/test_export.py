@@ -65,7 +65,7 @@ def logits(part: Part, client: Client, images: Tensor) -> Tensor:
     """What the client itself says."""
     client.model.eval()
     with torch.no_grad():
-        return part.method.scores(client, client.model.embed(part.engine.augmentation.normalise(images)))
+        return part.method.scores(client, {"backbone": client.model.embed(part.engine.augmentation.normalise(images))})
 
 
 def test_weights_come_back_as_the_same_model(run: Path, part: Part, tmp_path: Path) -> None:

@@ -155,9 +155,9 @@ def test_inference_by_the_nearest_prototype_that_is_known():
     part = build_part(small("fedproto", method={"inference": "prototype"}))
     client = part.clients[0]
     embedding = torch.rand(40, 12, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(part.method.scores(client, embedding), client.model.classify(embedding))
+    assert torch.equal(part.method.scores(client, {"backbone": embedding}), client.model.classify(embedding))
     given(client, [0, 2, 5, 9])
-    guessed = part.method.scores(client, embedding).argmax(1).tolist()
+    guessed = part.method.scores(client, {"backbone": embedding}).argmax(1).tolist()
     prototypes = client.state["prototypes"].double()
     nearest = [
         min((0, 2, 5, 9), key=lambda k: math.dist(z.tolist(), prototypes[k].tolist())) for z in embedding.double()
@@ -171,7 +171,7 @@ def test_inference_by_the_head_does_not_look_at_prototypes():
     client = part.clients[0]
     given(client, list(range(10)))
     embedding = torch.rand(5, 12)
-    assert torch.equal(part.method.scores(client, embedding), client.model.classify(embedding))
+    assert torch.equal(part.method.scores(client, {"backbone": embedding}), client.model.classify(embedding))
 
 
 def test_the_kind_of_inference_changes_what_is_tested_and_nothing_else():

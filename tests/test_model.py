@@ -130,5 +130,5 @@ def test_lazy_layers_are_made_for_every_client():
         return nn.Sequential(nn.Flatten(), nn.LazyLinear(embedding))
 
     for check in (True, False):
-        model = build("lazy", lazy, SETTINGS, (1, 8, 8), 10, 0, 0, check)
+        model = build("lazy", lazy, SETTINGS, (1, 8, 8), 10, 0, 0, check=check)
         assert all(parameter.numel() for parameter in model.parameters())

@@ -7,6 +7,8 @@ there is no generator state to carry along.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -26,3 +28,12 @@ def key(seed: int, client: int, round: int, purpose: str) -> int:
 def generator(seed: int, client: int, round: int, purpose: str) -> torch.Generator:
     """A CPU generator keyed by (seed, client, round, purpose)."""
     return torch.Generator().manual_seed(key(seed, client, round, purpose))
+
+
+@contextmanager
+def seeded(key: int) -> Iterator[None]:
+    """Inside, torch's global generator (which layers draw their first weights from) starts at `key`; then it is put
+    back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key)
+        yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -20,6 +21,9 @@ from mapl.plugins import find
 
 Backbone = Callable[[tuple[int, int, int], int], nn.Module]
 """Called with the image shape (C, H, W) and d_z, it makes a module that maps images (B, C, H, W) to (B, d_z)."""
+
+PROJECTOR, PROTOTYPES = "projector", "prototypes"
+"""The optional parts of a client's model that a method can name in `Method.uses`."""
 
 
 class ModelSettings(BaseModel):
@@ -44,26 +48,58 @@ class ModelSettings(BaseModel):
 
 
 class ClientModel(nn.Module):
-    """h = g ∘ f with the projector and the prototypes beside it.
+    """h = g ∘ f, with the networks beside it that the client's method asks for (`Method.uses`, `Method.modules`).
+
+    Every client has:
 
     - backbone f_θ: images (B, C, H, W) → embedding z (B, d_z), any architecture
-    - projector f_ψ: z → p (B, d_p), two layers, batch normalisation and ReLU on the hidden one
     - head g_φ: ReLU of z → logits (B, K)
-    - prototypes ξ: (K, d_p), one a class, learned like any parameter
+
+    Some methods use:
+
+    - projector f_ψ: z → p (B, d_p), two layers, batch normalisation and ReLU on the hidden one
+    - prototypes ξ: (K, d_p), one per class, learned like any parameter
+    - own: networks of the method's own, by name; `model.call(name, x)` runs one
     """
 
     precision: torch.dtype | None = None
     """Where an engine sets it, matrix products and convolutions are computed in it; all results are float32."""
 
-    def __init__(self, backbone: nn.Module, classes: int, embedding: int, projection: int, hidden: int):
+    projector: nn.Module
+    prototypes: nn.Parameter
+    frozen: frozenset[str] = frozenset()
+    """Own networks that are not trained: they take no gradient and stay in evaluation mode."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Linear,
+        projector: nn.Module | None = None,
+        prototypes: nn.Parameter | None = None,
+    ):
         super().__init__()
         self.backbone = backbone
-        self.projector = nn.Sequential(
-            nn.Linear(embedding, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, projection)
-        )
-        self.head = nn.Linear(embedding, classes)
-        bound = 1 / math.sqrt(projection)
-        self.prototypes = nn.Parameter(torch.empty(classes, projection).uniform_(-bound, bound))
+        self.register_module(PROJECTOR, projector)
+        self.head = head
+        self.register_parameter(PROTOTYPES, prototypes)
+        self.own = nn.ModuleDict()
+
+    def has(self, part: str) -> bool:
+        """Whether it has an optional part: "projector" or "prototypes"."""
+        return getattr(self, part) is not None
+
+    def add_own(self, modules: Mapping[str, nn.Module], frozen: Collection[str] = ()) -> None:
+        """Add networks of the method's own, by name; those in `frozen` are not trained."""
+        self.own.update(modules)
+        self.frozen = frozenset(frozen)
+        for name in self.frozen:
+            self.own[name].requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> ClientModel:
+        super().train(mode)
+        for name in self.frozen:
+            self.own[name].eval()
+        return self
 
     def embed(self, images: Tensor) -> Tensor:
         """z = f_θ(x): (B, C, H, W) → (B, d_z)."""
@@ -71,7 +107,13 @@ class ClientModel(nn.Module):
 
     def project(self, embedding: Tensor) -> Tensor:
         """p = f_ψ(z): (B, d_z) → (B, d_p)."""
+        if not self.has(PROJECTOR):
+            raise TypeError("this client has no projector: its method's uses() should name 'projector'")
         return self._in_precision(self.projector, embedding)
+
+    def call(self, name: str, x: Tensor) -> Tensor:
+        """The output of one of the method's own networks."""
+        return self._in_precision(self.own[name], x)
 
     def classify(self, embedding: Tensor) -> Tensor:
         """o = g_φ(z): (B, d_z) → (B, K)."""
@@ -88,6 +130,29 @@ class ClientModel(nn.Module):
         with torch.autocast(x.device.type, self.precision):
             y = part(x)
         return y.float()
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a client's model that the shapes of letters depend on."""
+
+    classes: int
+    """K"""
+    embedding: int
+    """d_z"""
+    backbone: int
+    """How many numbers of the backbone can be averaged: parameters and batch-normalisation statistics."""
+
+    @property
+    def head(self) -> int:
+        """Numbers of the head: weight and bias."""
+        return self.classes * (self.embedding + 1)
+
+    @staticmethod
+    def of(model: ClientModel) -> Shapes:
+        tensors = model.backbone.state_dict().values()
+        backbone = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+        return Shapes(model.head.out_features, model.head.in_features, backbone)
 
 
 def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> list[int]:
@@ -117,11 +182,13 @@ def build(
     classes: int,
     seed: int,
     client: int,
+    uses: Collection[str] = (PROJECTOR, PROTOTYPES),
     check: bool = True,
 ) -> ClientModel:
     """The model of one client; its first weights depend on the seed and on its number, or on its architecture alone.
 
-    `check` tries it on images of that shape: once for each backbone is enough.
+    `uses` names the optional parts to keep (`Method.uses`). `check` runs the model on images of that shape; once per
+    backbone is enough.
     """
     start = (
         key(seed, NOBODY, ALWAYS, f"weights of {name}")
@@ -134,14 +201,32 @@ def build(
         network = backbone(image, settings.embedding)
         if not isinstance(network, nn.Module):
             raise MaplError(f"backbone {name!r} made a {type(network).__name__}, not a torch.nn.Module")
-        model = ClientModel(network, classes, settings.embedding, settings.projection, settings.hidden)
-        torch.manual_seed(key(seed, client, ALWAYS, "prototypes"))
-        with torch.no_grad():
-            bound = 1 / math.sqrt(settings.projection)
-            model.prototypes.uniform_(-bound, bound)
+        # The projector is drawn even where it is not kept: a head's first weights do not depend on the method.
+        projector = _projector(settings)
+        model = ClientModel(network, nn.Linear(settings.embedding, classes))
+        if PROJECTOR in uses:
+            model.projector = projector
+        if PROTOTYPES in uses:
+            model.prototypes = nn.Parameter(_first_prototypes(settings, classes, seed, client))
     if check or any(map(is_lazy, model.parameters())):  # a first call is what makes lazy layers
         _check_output(name, model, image, settings.embedding)
     return model
+
+
+def _projector(settings: ModelSettings) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(settings.embedding, settings.hidden),
+        nn.BatchNorm1d(settings.hidden),
+        nn.ReLU(),
+        nn.Linear(settings.hidden, settings.projection),
+    )
+
+
+def _first_prototypes(settings: ModelSettings, classes: int, seed: int, client: int) -> Tensor:
+    """Uniform in ±1/√d_p, (K, d_p)."""
+    torch.manual_seed(key(seed, client, ALWAYS, "prototypes"))
+    bound = 1 / math.sqrt(settings.projection)
+    return torch.empty(classes, settings.projection).uniform_(-bound, bound)
 
 
 def architecture(backbone: nn.Module) -> str:

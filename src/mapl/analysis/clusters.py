@@ -63,4 +63,5 @@ def edges(weights: Tensor) -> int:
 
 def first_mixed(record: Record) -> int | None:
     """The first round (from 0) after which some client listens to another; None if that never happened."""
-    return next((line.round for line, weights in record.graphs() if edges(weights)), None)
+    rounds = ((t, record.graph.rows(t)) for t in range(len(record.rounds)))
+    return next((t for t, rows in rounds if any((ids != client).any() for client, (ids, _) in rows.items())), None)

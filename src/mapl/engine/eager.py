@@ -176,7 +176,10 @@ class EagerEngine(Engine):
     @torch.no_grad()
     def evaluate(self, client: Client) -> Tensor:
         """Which of the client's test images it classifies rightly."""
-        right = self.method.scores(client, self.embed(client)).argmax(1) == self._on_device(client, "test").labels
+        right = (
+            self.method.scores(client, {"backbone": self.embed(client)}).argmax(1)
+            == self._on_device(client, "test").labels
+        )
         return right.cpu()
 
     def state(self) -> dict[str, Tensor]:

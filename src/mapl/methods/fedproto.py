@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from mapl.client import Client, Server
 from mapl.losses import cross_entropy
 from mapl.methods._base import Centralised, MethodSettings
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["FedProto"]
 
@@ -72,6 +73,10 @@ class FedProto(Centralised[FedProtoSettings]):
         held = counts if self.settings.average == "samples" else (counts > 0).long()
         return client.letter(round, {"prototypes": means, "held": held})
 
+    def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
+        classes, embedding = node.shapes.classes, node.shapes.embedding
+        return {"prototypes": Spec((classes, embedding)), "held": Spec((classes,), torch.int64)}
+
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         held = inbox.tensor("held")  # (n, K)
         total = held.sum(dim=0)
@@ -84,8 +89,8 @@ class FedProto(Centralised[FedProtoSettings]):
             client.state["prototypes"].copy_(inbox.tensor("prototypes")[0])
             client.state["known"].copy_(inbox.tensor("held")[0] > 0)
 
-    def scores(self, client: Client, embedding: Tensor) -> Tensor:
-        by_head = super().scores(client, embedding)
+    def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
+        embedding, by_head = outputs["backbone"], super().scores(client, outputs)
         if self.settings.inference == "head":
             return by_head
         known = client.state["known"] > 0

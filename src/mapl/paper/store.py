@@ -20,7 +20,6 @@ from torch import Tensor
 from mapl.analysis.control import control_of, is_control
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, Tree, validated
-from mapl.runs.history import sparse_row, write_row
 
 NO_SHARE = -1.0
 """What a line has for a share that does not exist."""
@@ -89,7 +88,8 @@ class StoredRun:
         if round is None:
             round = max(map(int, self.weights), default=None)
         for client, row in enumerate(self.weights[str(round)] if round is not None else ()):
-            write_row(matrix, client, row)
+            matrix[client] = 0
+            matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=matrix.dtype)
         return matrix
 
     def line(self) -> str:
@@ -108,8 +108,11 @@ def key_of(recipe: Recipe) -> str:
 
 def sparse(weights: Tensor) -> list[dict[str, list[Any]]]:
     """W (M, M) as sparse rows, weights to six digits."""
-    rows = [sparse_row(row) for row in weights]
-    return [{"to": row["to"], "weights": [round(w, 6) for w in row["weights"]]} for row in rows]
+    rows = []
+    for row in weights:
+        to = torch.nonzero(row).flatten()
+        rows.append({"to": to.tolist(), "weights": [round(w, 6) for w in row[to].tolist()]})
+    return rows
 
 
 class Store:

@@ -360,7 +360,7 @@ class GraphEngine(Engine):
 
         def score(slot: Slot, g: int, client: Client, z: Tensor) -> None:
             labels = self.test_pool.labels[self.test_pool.range(client.id)]
-            right[client.id] = self.method.scores(slot.members[g], z).argmax(1) == labels
+            right[client.id] = self.method.scores(slot.members[g], {"backbone": z}).argmax(1) == labels
 
         self._embed_all(clients, score)
         here = _to_host(right)

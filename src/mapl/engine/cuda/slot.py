@@ -101,7 +101,7 @@ class Slot:
         self.state = {
             name: torch.zeros(g, *value.shape, dtype=value.dtype, device=device)
             for name, value in client.state.items()
-            if value.device.type == client.model.prototypes.device.type
+            if value.device.type == client.model.head.weight.device.type
         }
         # A network as its author wrote it gets what it would get eagerly; autocast makes of that what it does.
         dtype = self.dtype if self.group else torch.float32
@@ -304,7 +304,8 @@ class Slot:
         for member in self.members:  # what a method does besides, with what there is of a client in a slot
             self.method.start_epoch(member, 0, 0)
             with torch.no_grad():
-                self.method.scores(member, torch.zeros(2, member.model.head.in_features, device=self.device))
+                z = torch.zeros(2, member.model.head.in_features, device=self.device)
+                self.method.scores(member, {"backbone": z})
 
     def _rehearse_steps(self) -> None:
         """Twice: the first lets libraries set themselves up, the second must not wait for the GPU even once."""
