@@ -7,6 +7,7 @@ average it with their neighbours, and classify with both. Run it from the folder
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from pydantic import Field
@@ -35,13 +36,10 @@ class SharedGuide(Method[SharedGuideSettings]):
     answers_with = ("backbone", "guide")  # what `scores` is given
 
     def modules(self, client: Client) -> dict[str, nn.Module]:
-        pixels = math.prod(client.train.pixels.shape[1:])
+        pixels, classes = math.prod(client.train.pixels.shape[1:]), client.shapes.classes
         with seeded(key(client.seed, NOBODY, ALWAYS, "guide")):  # everybody starts from the same weights
-            return {
-                "guide": nn.Sequential(
-                    nn.Flatten(), nn.Linear(pixels, 32), nn.ReLU(), nn.Linear(32, client.shapes.classes)
-                )
-            }
+            guide = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 32), nn.ReLU(), nn.Linear(32, classes))
+        return {"guide": guide}
 
     def learning_rates(self) -> dict[str, float]:
         return {"guide": self.settings.guide_rate}
@@ -50,7 +48,7 @@ class SharedGuide(Method[SharedGuideSettings]):
         own, shared = client.model(images), client.model.call("guide", images)
         return {"backbone": cross_entropy(own, labels), "guide": cross_entropy(shared, labels)}
 
-    def scores(self, client: Client, outputs: dict[str, Tensor]) -> Tensor:
+    def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
         own = client.model.classify(outputs["backbone"])
         return own.log_softmax(1) + outputs["guide"].log_softmax(1)
 
@@ -61,7 +59,8 @@ class SharedGuide(Method[SharedGuideSettings]):
         return client.letter(round, client.model.own["guide"].state_dict())
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        if not len(inbox):
+            return
         with torch.no_grad():
             for name, mine in client.model.own["guide"].state_dict().items():
-                if len(inbox):
-                    mine.copy_((mine + inbox.tensor(name).sum(0)) / (1 + len(inbox)))
+                mine.copy_((mine + inbox.tensor(name).sum(0)) / (1 + len(inbox)))
