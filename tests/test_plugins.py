@@ -40,8 +40,8 @@ class HeadMean(Method[HeadSettings]):
     def loss(self, client, images, labels):
         return {"cross_entropy": cross_entropy(client.model(images), labels)}
 
-    def wants(self, client, round, neighbours):
-        return neighbours
+    def wants(self, client, round):
+        return client.neighbours
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {"head": client.model.head.weight})
