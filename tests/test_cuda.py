@@ -14,7 +14,7 @@ from mapl import Dataset, Images
 from mapl.data.dataset import DataSettings
 from mapl.data.sources.digits import Digits
 from mapl.engine._base import make_deterministic
-from mapl.engine.cuda import GraphEngine
+from mapl.engine.cuda import GroupedEngine
 from mapl.engine.cuda.families import operations_of
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
@@ -66,7 +66,7 @@ def graph_world(made: Recipe, backbones, **engine) -> Part:
     lanes = engine.pop("lanes", None)
     settings = EngineSettings(precision="fp32", **engine)
     old = part.engine
-    part.engine = GraphEngine(part.method, old.settings, old.augmentation, old.seed, settings, DEVICE)
+    part.engine = GroupedEngine(part.method, old.settings, old.augmentation, old.seed, settings, DEVICE)
     part.engine.adopt(part.clients)
     if lanes is not None:
         part.engine.lanes = lanes
@@ -551,7 +551,7 @@ def test_on_a_gpu_graphs_learn_what_eager_steps_learn(method, backbones):
     assert graphs < max(2 * eager, 1e-6)
 
 
-WAYS = [("eager", False), ("graphs", False), ("eager", True)]
+WAYS = [("eager", False), ("grouped", False), ("eager", True)]
 
 
 class Branching(nn.Module):

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from conftest import small
 from mapl import losses as plain
-from mapl.engine.cuda import GraphEngine, kernels, loss_kernels
+from mapl.engine.cuda import GroupedEngine, kernels, loss_kernels
 from mapl.engine.cuda import losses as fused
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
@@ -443,7 +443,7 @@ def test_mapl_in_a_slot_uses_them(launched: list[str], together: int, monkeypatc
     made = given_in_python(made.model_copy(update={"engine": EngineSettings(device="cpu")}), None, {"flat": flat})
     part = build_part(made, backbones={"flat": flat})
     old, engine = part.engine, EngineSettings(precision="fp32", together=together)
-    part.engine = GraphEngine(part.method, old.settings, old.augmentation, old.seed, engine, DEVICE)
+    part.engine = GroupedEngine(part.method, old.settings, old.augmentation, old.seed, engine, DEVICE)
     part.engine.adopt(part.clients)
     play_round(part, 0)
     (family,) = part.engine.families

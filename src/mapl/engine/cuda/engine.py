@@ -31,7 +31,7 @@ ALONE = 20e9
 TEST_BATCH = 500
 
 
-class GraphEngine(Engine):
+class GroupedEngine(Engine):
     """Captures each kind of client's step once and replays it; falls back to the eager engine where it cannot."""
 
     def adopt(self, clients: Sequence[Client]) -> None:
