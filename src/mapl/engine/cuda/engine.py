@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +12,12 @@ from torch import Tensor
 from mapl.client import Client
 from mapl.clock import part, profiled
 from mapl.engine._base import Engine, check_finite, make_deterministic
-from mapl.engine.cuda import branches, kernels
+from mapl.engine.cuda import branches
 from mapl.engine.cuda.families import Family, Kind, groupable, operations_of
+from mapl.engine.cuda.kernels.launch import building
 from mapl.engine.cuda.layout import Layout
 from mapl.engine.cuda.slot import Slot
-from mapl.engine.eager import EagerEngine
+from mapl.engine.eager import EagerEngine, make_optimizer
 from mapl.engine.views import Views
 from mapl.errors import MaplError
 from mapl.keys import key
@@ -29,6 +29,8 @@ ALONE_LANES = 5
 ALONE = 20e9
 """Operations of a forward pass from which a client keeps the GPU busy by itself, and is not grouped with others."""
 TEST_BATCH = 500
+
+Use = Callable[[Client, dict[str, Tensor]], None]
 
 
 class GroupedEngine(Engine):
@@ -50,8 +52,7 @@ class GroupedEngine(Engine):
         kinds: dict[Kind, list[Client]] = {}
         for client in clients:
             batch = min(self.settings.batch, client.samples)
-            kind = Kind(client.backbone, client.architecture, repr(client.model.backbone), batch)
-            kinds.setdefault(kind, []).append(client)
+            kinds.setdefault(Kind.of(client, batch), []).append(client)
         self.families = [self._family(kind, members) for kind, members in kinds.items()]
         self.lanes = max(1, LANES // len(self.families))
         # An optimiser that lives on keeps two moments of every parameter.
@@ -115,8 +116,8 @@ class GroupedEngine(Engine):
         for family in families:
             self._try(family, lambda family: family.slots.append(self._slot(family, family.group)))
         if self.device.type == "cuda":
-            # Without kernels values are whatever the memory holds: not for a loss that nobody knows.
-            self._build_kernels([family for family in families if family.group and self.knows_method])
+            # Without kernels values are whatever the memory holds: not for a loss that uses them as indices.
+            self._build_kernels([family for family in families if family.group and self.method.dry_run])
         for family in families:
             self._build(family)
 
@@ -128,7 +129,7 @@ class GroupedEngine(Engine):
                 with slot.lane():
                     slot.try_all()
 
-        with kernels.building(), ThreadPoolExecutor(1) as beside:
+        with building(), ThreadPoolExecutor(1) as beside:
             views = beside.submit(self._rehearse_views)
             for family in families:
                 self._try(family, all_launches)
@@ -312,14 +313,12 @@ class GroupedEngine(Engine):
         """All steps of a slot; the GPU works on them while the next slot is fed."""
         steps = [self._steps(client) for client in chunk]
         for t in range(max(steps)):
-            for member, taken in zip(slot.members, steps, strict=False):
-                epoch, rest = divmod(t, taken // self.settings.epochs)
-                if rest == 0 and epoch < self.settings.epochs:
-                    self.method.start_epoch(member, round, epoch)
+            epochs = [divmod(t, taken // self.settings.epochs) for taken in steps]
+            starts = {g: epoch for g, (epoch, rest) in enumerate(epochs) if rest == 0 and epoch < self.settings.epochs}
+            slot.start_epochs(round, starts)
             slot.replay()
 
     def _leave(self, slot: Slot, chunk: list[Client], found: dict[int, tuple[list[str], Tensor, int, int]]) -> None:
-        slot.count([self._steps(c) for c in chunk])
         slot.store(chunk, [self.rows[c.id] for c in chunk], [self.counters[c.id] for c in chunk])
         totals = slot.totals.clone()
         for g, client in enumerate(chunk):
@@ -358,33 +357,33 @@ class GroupedEngine(Engine):
     def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
         right: dict[int, Tensor] = {}
 
-        def score(slot: Slot, g: int, client: Client, z: Tensor) -> None:
-            labels = self.test_pool.labels[self.test_pool.range(client.id)]
-            right[client.id] = self.method.scores(slot.members[g], {"backbone": z}).argmax(1) == labels
+        def score(member: Client, outputs: dict[str, Tensor]) -> None:
+            labels = self.test_pool.labels[self.test_pool.range(member.id)]
+            right[member.id] = self.method.scores(member, outputs).argmax(1) == labels
 
-        self._embed_all(clients, score)
+        self._answer_all(clients, self.method.answers_with, score)
         here = _to_host(right)
         return [here[c.id] if c.id in here else self.eager.evaluate(c) for c in clients]
 
     @torch.no_grad()
     def embed(self, client: Client) -> Tensor:
-        found: list[Tensor] = []
-        self._embed_all([client], lambda slot, g, client, z: found.append(z))
-        return found[0] if found else self.eager.embed(client)
+        embeddings: list[Tensor] = []
+        self._answer_all([client], ("backbone",), lambda _, outputs: embeddings.append(outputs["backbone"]))
+        return embeddings[0] if embeddings else self.eager.embed(client)
 
-    def _embed_all(self, clients: Sequence[Client], use: Any) -> None:
-        """Calls `use(slot, place, client, z)` with the embeddings (n, d_z) of each client's test images."""
+    def _answer_all(self, clients: Sequence[Client], names: tuple[str, ...], use: Use) -> None:
+        """Calls `use(member, outputs)` with what each client's networks make of its test images, (n, …) each."""
         self.warm_up(clients)
         with self.arithmetic():
             for wave in self._waves({c.id for c in clients}):
                 for slot, chunk in wave:
                     with slot.lane():
                         slot.load(chunk, [self.rows[c.id] for c in chunk], [self.counters[c.id] for c in chunk])
-                self._test(wave, use)
+                self._test(wave, names, use)
             self._join()
 
-    def _test(self, wave: list[tuple[Slot, list[Client]]], use: Any) -> None:
-        found: dict[int, list[Tensor]] = {id(slot): [] for slot, _ in wave}
+    def _test(self, wave: list[tuple[Slot, list[Client]]], names: tuple[str, ...], use: Use) -> None:
+        answers: dict[int, list[dict[str, Tensor]]] = {id(slot): [] for slot, _ in wave}
         longest = max(len(client.test) for _, chunk in wave for client in chunk)
         for start in range(0, longest, TEST_BATCH):
             for slot, chunk in wave:
@@ -392,13 +391,14 @@ class GroupedEngine(Engine):
                     continue
                 with slot.lane():
                     places = torch.stack([self.test_pool.places(c.id, start, TEST_BATCH) for c in chunk])
-                    found[id(slot)].append(slot.embed_at(self.test_pool.pixels, self.augmentation, places))
+                    batch = slot.answers_at(names, self.test_pool.pixels, self.augmentation, places)
+                    answers[id(slot)].append(batch)
         for slot, chunk in wave:
             with slot.lane():
-                z = torch.cat(found[id(slot)], 1)
+                outputs = {name: torch.cat([batch[name] for batch in answers[id(slot)]], 1) for name in names}
                 for g, client in enumerate(chunk):
                     slot.members[g].model.eval()
-                    use(slot, g, client, z[g, : len(client.test)])
+                    use(slot.members[g], {name: y[g, : len(client.test)] for name, y in outputs.items()})
                     slot.members[g].model.train()
 
     # What lives on
@@ -417,7 +417,9 @@ class GroupedEngine(Engine):
         """As torch's optimisers name it."""
         moments, step = self.moments[client.id]
         state: dict[str, Tensor] = {}
-        for index, (name, _) in enumerate(client.model.named_parameters()):
+        for index, name in enumerate(self._names(client)):
+            if not layout.learns(name):
+                continue
             entry, path = layout.entries[name], f"{client.id}.{index}"
             if self._adam:
                 state[f"{path}.step"] = torch.tensor(float(step))
@@ -442,7 +444,9 @@ class GroupedEngine(Engine):
     def _load_optimizer(self, client: Client, layout: Layout, state: dict[str, Tensor]) -> None:
         """What torch's optimisers have nothing about never had a gradient: its moments are zero."""
         moments, step = self._no_moments(client, layout), 0
-        for index, (name, _) in enumerate(client.model.named_parameters()):
+        for index, name in enumerate(self._names(client)):
+            if not layout.learns(name):
+                continue
             entry, path = layout.entries[name], f"{client.id}.{index}"
             for row, moment in enumerate(("exp_avg", "exp_avg_sq") if self._adam else ("momentum_buffer",)):
                 if f"{path}.{moment}" in state:
@@ -450,6 +454,12 @@ class GroupedEngine(Engine):
                     step = max(1, int(state.get(f"{path}.step", 0)))
         if step:
             self.moments[client.id] = (moments, step)
+
+    def _names(self, client: Client) -> list[str]:
+        """The client's parameters in the order in which torch's optimiser counts them."""
+        names = {id(parameter): name for name, parameter in client.model.named_parameters()}
+        groups = make_optimizer(client, self.settings).param_groups
+        return [names[id(parameter)] for group in groups for parameter in group["params"]]
 
     @property
     def _adam(self) -> bool:
