@@ -17,7 +17,7 @@ from mapl.engine.cuda.families import Family, Kind, groupable, operations_of
 from mapl.engine.cuda.kernels.launch import building
 from mapl.engine.cuda.layout import Layout
 from mapl.engine.cuda.slot import Slot
-from mapl.engine.eager import EagerEngine, make_optimizer
+from mapl.engine.eager import EagerEngine
 from mapl.engine.views import Views
 from mapl.errors import MaplError
 from mapl.keys import key
@@ -417,7 +417,7 @@ class GroupedEngine(Engine):
         """As torch's optimisers name it."""
         moments, step = self.moments[client.id]
         state: dict[str, Tensor] = {}
-        for index, name in enumerate(self._names(client)):
+        for index, (name, _) in enumerate(client.model.named_parameters()):
             if not layout.learns(name):
                 continue
             entry, path = layout.entries[name], f"{client.id}.{index}"
@@ -444,7 +444,7 @@ class GroupedEngine(Engine):
     def _load_optimizer(self, client: Client, layout: Layout, state: dict[str, Tensor]) -> None:
         """What torch's optimisers have nothing about never had a gradient: its moments are zero."""
         moments, step = self._no_moments(client, layout), 0
-        for index, name in enumerate(self._names(client)):
+        for index, (name, _) in enumerate(client.model.named_parameters()):
             if not layout.learns(name):
                 continue
             entry, path = layout.entries[name], f"{client.id}.{index}"
@@ -454,12 +454,6 @@ class GroupedEngine(Engine):
                     step = max(1, int(state.get(f"{path}.step", 0)))
         if step:
             self.moments[client.id] = (moments, step)
-
-    def _names(self, client: Client) -> list[str]:
-        """The client's parameters in the order in which torch's optimiser counts them."""
-        names = {id(parameter): name for name, parameter in client.model.named_parameters()}
-        groups = make_optimizer(client, self.settings).param_groups
-        return [names[id(parameter)] for group in groups for parameter in group["params"]]
 
     @property
     def _adam(self) -> bool:
