@@ -21,7 +21,6 @@ from test_cuda import (
     CUDA,
     DIGITS,
     WAYS,
-    assert_equal_models,
     build_part,
     cpu_only,
     distance,
@@ -60,7 +59,8 @@ def convolutional(image: tuple[int, int, int], classes: int) -> nn.Module:
 
 def apart(ours: Tensor, theirs: Tensor) -> Tensor:
     """KL(theirs ‖ ours) of two networks' logits, (B, K)."""
-    return F.kl_div(F.log_softmax(ours, 1), F.log_softmax(theirs, 1), reduction="batchmean", log_target=True)
+    ours, theirs = F.log_softmax(ours, 1), F.log_softmax(theirs, 1)
+    return (theirs.exp() * (theirs - ours)).sum(1).mean()
 
 
 class Mutual(Local):
@@ -146,19 +146,14 @@ def mutual(name: str = "Mutual", **settings: Any) -> Any:
 )
 def test_networks_of_a_method_learn_in_a_group_what_they_learn_alone(settings: dict[str, Any]) -> None:
     part = plays_like_eager(mutual(**settings), {"flat": flat})
-    (family,) = part.engine.families if "partition" not in settings else part.engine.families[:1]
-    assert family.group
-    assert family.slots
+    for family in part.engine.families:
+        assert family.group
+        assert family.slots
+    if "partition" not in settings:
+        assert [family.size for family in part.engine.families] == [2]
     model = part.clients[0].model
-    assert not torch.equal(model.own["peer"][0].weight, model.own["teacher"][0].weight) or "name" in settings
-
-
-@cpu_only
-def test_a_method_that_has_no_use_for_a_slot_size_gets_groups() -> None:
-    part = grouped_world(mutual(rounds=1), {"flat": flat})
-    play_round(part, 0)
-    (family,) = part.engine.families
-    assert (family.group, family.size, len(family.slots)) == (True, 2, 1)
+    copied_last = settings.get("name") == "Afterwards"
+    assert torch.equal(model.own["peer"][0].weight, model.own["teacher"][0].weight) == copied_last
 
 
 @cpu_only
@@ -218,9 +213,9 @@ def test_a_network_that_cannot_be_grouped_leaves_its_client_alone() -> None:
 
 @cpu_only
 def test_low_precision_holds_for_own_networks_and_for_what_is_copied_into_them() -> None:
-    made = mutual(rounds=1)
-    part = grouped_world(made, {"flat": flat}, precision="bf16")
-    play_round(part, 0)
+    """The interpreter multiplies no bf16, so that only what is kept can be looked at; a GPU's test is below."""
+    part = grouped_world(mutual(rounds=1), {"flat": flat}, precision="bf16")
+    part.engine.warm_up(part.clients)
     (slot,) = part.engine.families[0].slots
     weights = slot.stack.weights
     assert {weights[f"own.{name}.7.weight"].dtype for name in ("peer", "teacher")} == {torch.bfloat16}
@@ -231,19 +226,14 @@ def test_low_precision_holds_for_own_networks_and_for_what_is_copied_into_them()
     slot.start_epochs(0, {1: 0})
     assert torch.equal(weights["own.teacher.7.weight"][1], torch.full_like(weights["own.teacher.7.weight"][1], 0.75))
     assert not torch.equal(weights["own.teacher.7.weight"][0], weights["own.teacher.7.weight"][1])
-    eager = eager_world(made, {"flat": flat})
-    play_round(eager, 0)
-    assert_equal_models(eager, part, atol=2e-2)
 
 
 @cpu_only
 def test_operations_of_own_networks_count() -> None:
-    part = build_part(mutual(engine={"device": "cpu"}), DIGITS)
-    client = part.clients[0]
-    with_own = operations_of(client)
-    client.model.own.clear()
-    # A 3×3 filter at 4×4 places, three at 2×2 places for three channels, and ten products of 12; a product is two.
-    assert with_own - operations_of(client) == 2 * 2 * (3 * 9 * 16 + 3 * 27 * 4 + 10 * 12)
+    engine = {"device": "cpu"}
+    ours, plain = (build_part(made, DIGITS).clients[0] for made in (mutual(engine=engine), recipe(engine=engine)))
+    # Three filters of 9 weights at 4×4 places, three of 27 at 2×2, ten outputs of 12 inputs; in two networks.
+    assert operations_of(ours) - operations_of(plain) == 2 * 2 * (3 * 9 * 16 + 3 * 27 * 4 + 10 * 12)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
