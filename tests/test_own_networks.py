@@ -220,7 +220,7 @@ def test_low_precision_holds_for_own_networks_and_for_what_is_copied_into_them()
     weights = slot.stack.weights
     assert {weights[f"own.{name}.7.weight"].dtype for name in ("peer", "teacher")} == {torch.bfloat16}
     assert "own.teacher.7.weight" not in slot.stack.gradients
-    peer, teacher = (slot.members[1].model.own[name] for name in ("peer", "teacher"))
+    peer = slot.members[1].model.own["peer"]
     with torch.no_grad():
         peer[7].weight.fill_(0.75)
     slot.start_epochs(0, {1: 0})

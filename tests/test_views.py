@@ -22,7 +22,7 @@ triton = pytest.importorskip("triton", reason="the kernels need Triton: pip inst
 if DEVICE == "cpu" and isinstance(triton.language.sum, triton.runtime.JITFunction):
     pytest.skip("Triton was imported before this file could ask for its interpreter", allow_module_level=True)
 
-from mapl.engine.views import Views  # noqa: E402 - after the interpreter is chosen
+from mapl.engine.cuda.views import Views  # noqa: E402 - after the interpreter is chosen
 
 Shape = tuple[int, int, int]
 WITHIN = 2e-5

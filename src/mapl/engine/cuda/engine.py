@@ -17,8 +17,8 @@ from mapl.engine.cuda.families import Family, Kind, groupable, operations_of
 from mapl.engine.cuda.kernels.launch import building
 from mapl.engine.cuda.layout import Layout
 from mapl.engine.cuda.slot import Slot
+from mapl.engine.cuda.views import Views
 from mapl.engine.eager import EagerEngine
-from mapl.engine.views import Views
 from mapl.errors import MaplError
 from mapl.keys import key
 

@@ -24,8 +24,8 @@ from mapl.engine.cuda.layout import Layout
 from mapl.engine.cuda.networks import Alone, Networks, Together
 from mapl.engine.cuda.optimiser import constants_of, optimise, rates_of
 from mapl.engine.cuda.room import Room
+from mapl.engine.cuda.views import Views
 from mapl.engine.settings import TrainSettings
-from mapl.engine.views import Views
 from mapl.methods._base import Method
 
 
