@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.network import Letter, Schema, decode, encode, fingerprint, header_bytes, nbytes
+from mapl.network import Letter, Schema, Spec, decode, encode, fingerprint, header_bytes, nbytes
 
 RUN = "0123456789abcdef"
 ARCHITECTURE = "fedcba9876543210"
@@ -41,7 +41,7 @@ def schema_of(letter: Letter, **changes: object) -> Schema:
     fields = {
         "run": letter.run,
         "limit": 10_000,
-        "tensors": {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in letter.tensors.items()},
+        "tensors": {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in letter.tensors.items()},
         "sender": letter.sender,
         "round": letter.round,
     }
@@ -129,7 +129,7 @@ def test_what_cannot_travel_is_not_written(changes: dict[str, object], words: st
         ({"sender": 4}, "of sender 4 says that its sender is 3, but 4 is expected"),
         ({"round": 8}, "of sender 3 is of round 7, but round 8 is expected"),
         ({"tensors": {}}, "of sender 3: unknown tensor 'head'; expected: "),
-        ({"tensors": {"head": ((2, 3), torch.float32)}}, "of sender 3: unknown tensor 'mask'; expected: head"),
+        ({"tensors": {"head": Spec((2, 3))}}, "of sender 3: unknown tensor 'mask'; expected: head"),
     ],
 )
 def test_what_was_not_expected_is_refused(changes: dict[str, object], words: str) -> None:
@@ -216,7 +216,7 @@ def test_what_is_no_letter_is_refused(data: bytes, words: str) -> None:
 
 @pytest.mark.parametrize("header", [b"[" * 20_000, b'{"a":' * 9_000, b"9" * 20_000, b'{"a":' + b"9" * 5_000 + b"}"])
 def test_headers_made_to_exhaust_the_parser_are_refused(header: bytes) -> None:
-    wide = {f"tensor{number}": ((1,), torch.float32) for number in range(300)}  # so that long headers are read at all
+    wide = {f"tensor{number}": Spec((1,)) for number in range(300)}  # so that long headers are read at all
     with pytest.raises(MaplError, match="not JSON"):
         decode(framed(header), schema_of(plain(), limit=10**6, tensors=wide))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -129,6 +130,29 @@ class ClientModel(nn.Module):
         with torch.autocast(x.device.type, self.precision):
             y = part(x)
         return y.float()
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a client's model that the shapes of letters depend on."""
+
+    classes: int
+    """K"""
+    embedding: int
+    """d_z"""
+    backbone: int
+    """How many numbers of the backbone can be averaged: parameters and batch-normalisation statistics."""
+
+    @property
+    def head(self) -> int:
+        """Numbers of the head: weight and bias."""
+        return self.classes * (self.embedding + 1)
+
+    @staticmethod
+    def of(model: ClientModel) -> Shapes:
+        tensors = model.backbone.state_dict().values()
+        backbone = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+        return Shapes(model.head.out_features, model.head.in_features, backbone)
 
 
 def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> list[int]:

@@ -64,7 +64,7 @@ def _extra(work: Work, record: Record) -> dict[str, Any]:
 
 def _over_time(record: Record) -> tuple[dict[str, list[float]], dict[str, list[dict[str, list[Any]]]]]:
     """The curve, and W at the rounds that somebody will want to see."""
-    mixes, wanted = any(line.rows for line in record.rounds), _rounds(record)
+    mixes, wanted = record.graph.exists, _rounds(record)
     clusters = [card.cluster for card in record.clients]
     points, kept, messages, size = [], {}, 0, 0
     for line, matrix in record.graphs():

@@ -21,7 +21,6 @@ from torch import Tensor
 from mapl.analysis.control import control_of, is_control
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, Tree, validated
-from mapl.runs.history import sparse_row, write_row
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,8 @@ class Row:
         rows = self.weights[str(round)] if round is not None else self.weights[max(self.weights, key=int)]
         matrix = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         for client, row in enumerate(rows):
-            write_row(matrix, client, row)
+            matrix[client] = 0
+            matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=matrix.dtype)
         return matrix
 
     def line(self) -> str:
@@ -102,7 +102,7 @@ def key_of(recipe: Recipe) -> str:
 
 def sparse(weights: Tensor) -> list[dict[str, list[Any]]]:
     """W (M, M) as sparse rows, its weights to six digits."""
-    rows = [sparse_row(row) for row in weights]
+    rows = [_sparse(row) for row in weights]
     return [{"to": row["to"], "weights": [round(w, 6) for w in row["weights"]]} for row in rows]
 
 
@@ -160,3 +160,9 @@ def _drop_torn_line(path: Path) -> None:
     data = path.read_bytes()
     if data and not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def _sparse(row: Tensor) -> dict[str, list[Any]]:
+    """A row of W without its zeros."""
+    to = torch.nonzero(row).flatten()
+    return {"to": to.tolist(), "weights": row[to].tolist()}

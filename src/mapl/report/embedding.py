@@ -71,7 +71,7 @@ def _laid_out(part: Part) -> Embedding | str:
         labels=labels.numpy(),
         clients=clients.numpy(),
         clusters=clusters.numpy(),
-        rounds=len(part.rounds),
+        rounds=part.round,
         aligned=aligned,
         by_chance=by_chance,
         kin=kin,

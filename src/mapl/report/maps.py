@@ -63,17 +63,13 @@ def data_figure(record: Record) -> Figure:
 def graph_rounds(record: Record, start: int | None) -> dict[int, str]:
     """The rounds (from 0) whose graph is shown, and why: first mixed, first learned, half way on, last."""
     last = len(record.rounds) - 1
-    first = next((t for t, line in enumerate(record.rounds) if _mixes(line.rows)), None)
+    first = next((t for t in range(last + 1) if any(len(ids) > 1 for ids, _ in record.graph.rows(t).values())), None)
     if first is None:
         return {}
     learned = max(first, first + (last - first) // 3 if start is None else start)
     # Where two of them are one round, the later entry names it.
     reasons = {(learned + last) // 2: "half way", learned: "a third" if start is None else "first learned"}
     return dict(sorted({**reasons, first: "first", last: "last"}.items()))
-
-
-def _mixes(rows: dict[int, dict[str, list[int]]]) -> bool:
-    return any(other != client for client, row in rows.items() for other in row["to"])
 
 
 def graph_figure(record: Record, rounds: dict[int, str]) -> Figure:

@@ -162,7 +162,7 @@ def runs_table(lines: Sequence[Line]) -> str:
 
 def clients_table(record: Record) -> str:
     """One row a client."""
-    weights = record.weights().fill_diagonal_(0) if any(line.rows for line in record.rounds) else None
+    weights = record.weights().fill_diagonal_(0) if record.graph.exists else None
     rows = []
     for card in record.clients[:ROWS]:
         row = [

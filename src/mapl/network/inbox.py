@@ -1,20 +1,19 @@
-"""The in-memory post: it hands the letters of a round to whoever asked for them, and tells the ledger.
+"""The letters that a client reads in a round.
 
-The letters of one round live in one stacked tensor (one for each name and shape). An inbox is a list of places in it.
+The letters of one delivery live in one stacked tensor per name and shape. An inbox is a list of places in it, so a
+thousand inboxes cost no more memory than the letters themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.network.ledger import Ledger
 from mapl.network.letter import Letter, nbytes
 
 
@@ -30,13 +29,18 @@ class _Shelf:
 
 
 @dataclass(frozen=True)
-class _Pile:
-    """All letters of a round, in the order of their senders."""
+class Pile:
+    """The letters of one delivery."""
 
     senders: Tensor
     samples: Tensor
+    sizes: Tensor
+    """(n,) bytes of each letter on the wire."""
     architectures: list[str]
     shelves: dict[str, _Shelf]
+    own: bool = False
+    """Whether a client that wrote one of these letters has the same tensors now: true where nothing came from outside
+    and nothing is late. Then `Inbox.own_rows` spares it a copy."""
 
 
 class Inbox:
@@ -46,9 +50,19 @@ class Inbox:
     memory: what `tensor` returns is for reading.
     """
 
-    def __init__(self, pile: _Pile, positions: Tensor) -> None:
+    def __init__(self, pile: Pile, positions: Tensor) -> None:
         self._pile = pile
         self._positions = positions
+
+    @classmethod
+    def of(cls, letters: Sequence[Letter]) -> Inbox:
+        """An inbox of letters in any order. Of several letters of one sender, the newest counts, the first of those."""
+        newest: dict[int, Letter] = {}
+        for letter in letters:
+            known = newest.get(letter.sender)
+            if known is None or letter.round > known.round:
+                newest[letter.sender] = letter
+        return cls(pile([newest[sender] for sender in sorted(newest)]), torch.arange(len(newest)))
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -62,6 +76,11 @@ class Inbox:
     def samples(self) -> Tensor:
         """(n,) how many training samples stand behind each."""
         return self._pile.samples[self._positions]
+
+    @property
+    def bytes(self) -> int:
+        """What all of them together weigh on the wire."""
+        return int(self._pile.sizes[self._positions].sum())
 
     @property
     def architectures(self) -> list[str]:
@@ -115,6 +134,8 @@ class Inbox:
 
         A client that wrote in this delivery finds there what it has, and need not be copied beside the others.
         """
+        if not self._pile.own:
+            return torch.full((len(ids),), -1)
         stack, _ = self.rows(name)
         pile, shelf = self._pile, self._pile.shelves[name]
         positions = torch.searchsorted(pile.senders, ids).clamp(max=len(pile.senders) - 1)
@@ -133,72 +154,8 @@ class Inbox:
         return Inbox(self._pile, torch.from_numpy(chosen))
 
 
-class Post:
-    """Carries the letters of a round within one process."""
-
-    def __init__(self, ledger: Ledger, limit_bytes: int | None = None) -> None:
-        self.ledger = ledger
-        self.limit_bytes = limit_bytes
-
-    def deliver(
-        self, letters: Mapping[int, Letter], requests: Mapping[int, Tensor], *, same_round: bool = False
-    ) -> dict[int, Inbox]:
-        """The inbox of every client in `requests`, which says whose letters it asks for.
-
-        `letters` are by sender. The inboxes hold copies: what the senders do to their tensors afterwards does not
-        reach them. `same_round`: these letters belong to the round of the delivery before (see `Ledger.record`).
-        """
-        order = sorted(letters)
-        sizes = np.array([self._weigh(sender, letters[sender]) for sender in order], dtype=np.int64)
-        pile = _stack([letters[sender] for sender in order])
-        receivers = np.array(sorted(requests), dtype=np.int64)
-        asked = [requests[receiver] for receiver in receivers.tolist()]
-        counts = np.array([len(ids) for ids in asked], dtype=np.int64)
-        senders = torch.cat([torch.empty(0, dtype=torch.long), *asked]).numpy()
-        to = np.repeat(receivers, counts)
-        positions = _positions(pile.senders.numpy(), senders, to)
-        self.ledger.record(pile.senders.numpy()[positions], to, sizes[positions], same_round=same_round)
-        ends = counts.cumsum()
-        parts = torch.from_numpy(positions)
-        return {
-            receiver: Inbox(pile, parts[start:end])
-            for receiver, start, end in zip(receivers.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True)
-        }
-
-    def _weigh(self, sender: int, letter: Letter) -> int:
-        if letter.sender != sender:
-            raise MaplError(f"the letter posted by client {sender} says that its sender is {letter.sender}")
-        size = nbytes(letter)
-        if self.limit_bytes is not None and size > self.limit_bytes:
-            raise MaplError(
-                f"the letter of client {sender} has {size} bytes, but at most {self.limit_bytes} are carried"
-            )
-        return size
-
-
-def _positions(order: NDArray[np.int64], senders: NDArray[np.int64], to: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where in the pile each requested letter lies, ascending for each receiver; `to` is sorted."""
-    positions = np.searchsorted(order, senders)
-    # Where nobody wrote, the last place is as wrong as any; an empty pile has no places to look at.
-    found = order.take(positions, mode="clip") == senders if len(order) else np.zeros(len(senders), dtype=bool)
-    if not found.all():
-        wrong = int(np.argmin(found))
-        raise MaplError(f"client {to[wrong]} asks for a letter of client {senders[wrong]}, who wrote none")
-    own = senders == to
-    if own.any():
-        raise MaplError(f"client {to[int(np.argmax(own))]} asks for its own letter")
-    same = to[1:] == to[:-1]
-    if (same & (positions[1:] <= positions[:-1])).any():  # the usual request is sorted already
-        positions = positions[np.lexsort((positions, to))]
-    twice = same & (positions[1:] == positions[:-1])
-    if twice.any():
-        wrong = int(np.argmax(twice))
-        raise MaplError(f"client {to[wrong]} asks twice for the letter of client {order[positions[wrong]]}")
-    return positions
-
-
 @torch.no_grad()
-def _stack(letters: list[Letter]) -> _Pile:
+def pile(letters: Sequence[Letter], own: bool = False) -> Pile:
     """Copy the tensors of all letters together, once for each name and shape."""
     places: dict[str, dict[tuple[torch.Size, torch.dtype], list[int]]] = {}
     for position, letter in enumerate(letters):
@@ -212,11 +169,13 @@ def _stack(letters: list[Letter]) -> _Pile:
             shelf.stack_of[positions] = number
             shelf.row_of[positions] = torch.arange(len(positions))
         shelves[name] = shelf
-    return _Pile(
+    return Pile(
         senders=torch.tensor([letter.sender for letter in letters], dtype=torch.long),
         samples=torch.tensor([letter.samples for letter in letters], dtype=torch.long),
+        sizes=torch.tensor([nbytes(letter) for letter in letters], dtype=torch.long),
         architectures=[letter.architecture for letter in letters],
         shelves=shelves,
+        own=own,
     )
 
 
