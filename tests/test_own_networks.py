@@ -26,11 +26,11 @@ from test_cuda import (
     distance,
     eager_world,
     flat,
+    grouped_world,
     on_gpu,
     plays_like_eager,
     recipe,
 )
-from test_cuda import graph_world as grouped_world
 
 HERE = "test_own_networks:"
 PEER_RATE = 3e-2

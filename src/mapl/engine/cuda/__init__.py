@@ -1,4 +1,4 @@
-"""The engine for GPUs. It needs Triton, which every CUDA build of torch for Linux brings along."""
+"""The engine for GPUs. It needs Triton, which every CUDA build of torch for Linux includes."""
 
 from mapl.engine.cuda.engine import GroupedEngine
 

@@ -24,7 +24,7 @@ class Ahead:
         self._workers = ThreadPoolExecutor(4)
 
     def begin(self, clients: Sequence[Client], round: int) -> None:
-        """Start to draw for a round, unless that was done."""
+        """Start drawing for a round, unless already done."""
         if self._round == round:
             return
         self._drawn.clear()

@@ -24,12 +24,12 @@ from mapl.methods._base import Method
 ALONE_LANES = 5
 """How many clients of a kind that is not grouped work at a time."""
 ALONE = 20e9
-"""Operations of a forward pass from which a client keeps the GPU busy by itself, and is not grouped with others."""
+"""A client whose forward pass takes more operations keeps the GPU busy by itself, and is not grouped with others."""
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds slots. What a user's network or method cannot do in one is found out here, before the first round."""
+    """Builds slots. Networks and methods that cannot be captured are found here, before the first round."""
 
     method: Method[Any]
     train: TrainSettings
@@ -50,12 +50,12 @@ class Builder:
         for family in families:
             self._try(family, lambda family: family.slots.append(self._slot(family, family.group)))
         if self.homes.device.type == "cuda":
-            # Without kernels values are whatever the memory holds: not for a loss that uses them as indices.
+            # Nothing is computed, so values are arbitrary: a loss must not use them as indices.
             self._build_kernels([family for family in families if family.group and self.method.dry_run], pixels)
         return [(family, reason) for family in families if (reason := self._build(family))]
 
     def _build_kernels(self, families: Sequence[Family], pixels: Tensor) -> None:
-        """All kernels of all families, which takes most of the time of setting up: their steps without running them."""
+        """Build all kernels, which is most of the setup time: go through all steps without running them."""
 
         def all_launches(family: Family) -> None:
             for slot in family.slots:
@@ -69,7 +69,7 @@ class Builder:
             views.result()
 
     def _try(self, family: Family, work: Callable[[Family], None]) -> None:
-        """Do something that a user's network or method may not take; `_build` finds out about it again, and says so."""
+        """Try something that may fail for a user's network or method; `_build` meets the failure again and reports it."""
         try:
             work(family)
         except torch.cuda.OutOfMemoryError:
@@ -78,7 +78,7 @@ class Builder:
             self._drop_slots(family)
 
     def _drop_slots(self, family: Family) -> None:
-        """What did not work may still be under way, and others will be given its memory."""
+        """A failed step may still be running, and its memory goes to others."""
         if self.homes.device.type == "cuda":
             torch.cuda.synchronize(self.homes.device)
         branches.forget()

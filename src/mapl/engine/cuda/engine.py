@@ -24,7 +24,7 @@ from mapl.errors import MaplError
 from mapl.keys import key
 
 LANES = 8
-"""How many groups work at a time, shared among the kinds: more gain nothing once the GPU is full, and cost memory."""
+"""How many groups train at a time, shared among the kinds: once the GPU is full, more only cost memory."""
 TEST_BATCH = 500
 
 Use = Callable[[Client, dict[str, Tensor]], None]
@@ -120,8 +120,8 @@ class GroupedEngine(Engine):
         waves = self._waves(present)
         self.ahead.begin(clients, round)
         for wave in waves:
-            # A profile waits for the GPU at the borders of parts: all are fed before anybody learns. Otherwise each
-            # slot goes off as soon as it is fed.
+            # A profile waits for the GPU between parts, so all slots are filled before any trains. Otherwise each slot
+            # starts as soon as it is filled.
             if profiled():
                 self._feed(wave, round)
             for slot, chunk in wave:
@@ -161,7 +161,7 @@ class GroupedEngine(Engine):
                     self._enter(slot, chunk, round)
 
     def _enter(self, slot: Slot, chunk: list[Client], round: int) -> None:
-        """Models, images and labels of some clients come into a slot."""
+        """Bring models, images and labels of some clients into a slot."""
         self._load(slot, chunk)
         seeds = [key(self.seed, c.id, round, "layers") for c in chunk]
         slot.begin([self._steps(c) for c in chunk], seeds, self.settings.reset)
@@ -202,7 +202,7 @@ class GroupedEngine(Engine):
                 self._fill(slot, chunk, round)
 
     def _replay(self, slot: Slot, chunk: list[Client], round: int) -> None:
-        """All steps of a slot; the GPU works on them while the next slot is fed."""
+        """All steps of a slot; the GPU works on them while the next slot is filled."""
         steps = [self._steps(client) for client in chunk]
         for t in range(max(steps)):
             epochs = [divmod(t, taken // self.settings.epochs) for taken in steps]
@@ -211,7 +211,7 @@ class GroupedEngine(Engine):
             slot.replay()
 
     def _leave(self, slot: Slot, chunk: list[Client], sums: dict[int, _Sums]) -> None:
-        """Models and losses of some clients leave a slot."""
+        """Take models and losses of some clients out of a slot."""
         slot.store(chunk, [self.homes.rows[c.id] for c in chunk], [self.homes.counters[c.id] for c in chunk])
         totals = slot.totals.clone()
         for g, client in enumerate(chunk):

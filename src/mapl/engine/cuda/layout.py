@@ -50,7 +50,7 @@ class Layout:
     """
 
     def __init__(self, model: ClientModel, *, group: bool, low_precision: bool = False):
-        """Filters lie channels last for a group, whose layers read them so, and otherwise as their author has them."""
+        """A group's layers read filters channels last; otherwise filters lie as their author has them."""
         self._group = group
         low = set(_low(model)) if low_precision else set()
         parameters = dict(model.named_parameters())

@@ -1,7 +1,7 @@
 """The losses of `mapl.losses` and the head of a model, in a few kernels each, for one client or for all of a group.
 
 They are functions of one client's tensors, as a method calls them. Under `torch.vmap` the calls of all members become
-one. A loss finds its gradient on the way forward, while what it needs is at hand; the way back multiplies by a number.
+one. A loss computes its gradient in the forward pass, where all it needs is at hand; the backward pass only scales it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COMPILED = isinstance(kernels.scores, JITFunction)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor | None:
-    """`mapl.losses.cross_entropy`: one kernel, and one on the way back."""
+    """`mapl.losses.cross_entropy`: one kernel, and one for the backward pass."""
     if not _fits(logits, labels=labels) or not _small(classes=logits.shape[1]):
         return None
     return _loss(_cross_entropy, logits, labels)
 
 
 def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float, form: Form) -> Tensor | None:
-    """`mapl.losses.supervised_contrastive`: two kernels, and one on the way back."""
+    """`mapl.losses.supervised_contrastive`: two kernels, and one for the backward pass."""
     if not _fits(projections, labels=labels) or not _small(rows=len(labels)) or not _plain(temperature, form):
         return None
     return _loss(partial(_contrastive, temperature=temperature, paper=form == "paper"), projections, labels)
@@ -46,7 +46,7 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
 def prototype_contrastive(
     projections: Tensor, labels: Tensor, prototypes: Tensor, temperature: float, form: Form
 ) -> Tensor | None:
-    """`mapl.losses.prototype_contrastive`: two kernels, and one on the way back."""
+    """`mapl.losses.prototype_contrastive`: two kernels, and one for the backward pass."""
     if not _fits(projections, prototypes, labels=labels) or not _plain(temperature, form):
         return None
     if not _small(len(projections), len(prototypes)) or projections.shape[1] != prototypes.shape[1]:
@@ -57,7 +57,7 @@ def prototype_contrastive(
 
 
 def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> Tensor | None:
-    """`mapl.losses.prototype_uniformity`: two kernels, and one on the way back."""
+    """`mapl.losses.prototype_uniformity`: two kernels, and one for the backward pass."""
     if not _fits(prototypes) or not _small(classes=len(prototypes)) or not _plain(temperature, form):
         return None
     paper = form == "paper"
@@ -76,7 +76,7 @@ FUSED: Mapping[str, Way] = MappingProxyType(
 
 
 def classify(z: Tensor, weight: Tensor, bias: Tensor, precision: torch.dtype | None) -> Tensor | None:
-    """ReLU(z) Wᵀ + b, (B, d_z) → (B, K), in float32: one kernel, and two on the way back.
+    """ReLU(z) Wᵀ + b, (B, d_z) → (B, K), in float32: one kernel, and two for the backward pass.
 
     With a `precision` of bfloat16 numbers are rounded where autocast rounds them. None where it cannot be had.
     """

@@ -14,7 +14,7 @@ from mapl.engine.cuda.convert import Batched, Hidden
 from mapl.model import PROTOTYPES, ClientModel
 
 HEADS = ("head.weight", "head.bias", PROTOTYPES)
-"""Parameters that a loss may read by itself: autograd follows them, and no layer of a group does."""
+"""Parameters that a loss may read directly: autograd computes their gradients, not a layer of a group."""
 
 
 class MemberModel(ClientModel):

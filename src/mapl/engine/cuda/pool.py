@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Pool:
-    """All clients' images of one split, one after another on the GPU."""
+    """All clients' images of one split, one client after another, on the GPU."""
 
     def __init__(self, device: torch.device, images: dict[int, tuple[Tensor, Tensor]]):
         self.start: dict[int, int] = {}

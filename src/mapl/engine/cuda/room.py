@@ -13,7 +13,7 @@ from mapl.engine.cuda.layout import Layout
 
 
 class Room:
-    """Room for `size` clients of the kind that `client` is of, with `steps` batches of `batch` images a round."""
+    """Room for `size` clients of the kind that `client` is of, with `steps` batches of `batch` images per round."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class Slot(Room):
         self.views: Views | None = None
         """What makes its members' images: one for each slot, since it has memory of its own."""
         self.filled: tuple[int, list[int]] | None = None
-        """Whose images of which round it holds."""
+        """The round and the clients whose images it holds."""
         self.terms: list[str] = []
         self._captured: torch.cuda.CUDAGraph | None = None
         self._answers: dict[tuple[str, ...], _Answers] = {}
@@ -79,7 +79,7 @@ class Slot(Room):
         self.totals.zero_()
 
     def _looked(self) -> None:
-        """A method looks at a member's network: it is to find all counters as they are, and may change values."""
+        """A method looks at a member's network: counters must be up to date, and values may change."""
         self.count()
         self.stale = True
 
@@ -106,7 +106,7 @@ class Slot(Room):
         self._account(terms, before)
 
     def _account(self, terms: dict[str, Tensor], before: list[Tensor]) -> None:
-        """Add up the losses, go to the next batch; who has no batch left keeps the state it had."""
+        """Add up the losses and go to the next batch. A member without a batch keeps the state it had."""
         active, step = self.stack.active, self.stack.step
         for stacked, old in zip(self.state.values(), before, strict=False):
             stacked.copy_(torch.where(active.view(-1, *[1] * (old.ndim - 1)) > 0, stacked, old))
@@ -125,7 +125,7 @@ class Slot(Room):
     # Capturing
 
     def capture(self) -> None:
-        """Try the step, so that every kernel is chosen and built; then record it."""
+        """Try the step, so that every kernel is chosen and built; then capture it."""
         for member in self.members:
             member.model.train()
         self.networks.train()
@@ -138,7 +138,7 @@ class Slot(Room):
             self._captured = self.record(self.step)
 
     def _rehearse(self) -> None:
-        """Everything that will be recorded or called, so that what does not work is found out about now."""
+        """Try everything that will be captured or called, so that failures show up now."""
         with no_draws(self.device):
             outputs = self._rehearse_steps()
         self.start_epochs(0, dict.fromkeys(range(self.size), 0))
@@ -180,7 +180,7 @@ class Slot(Room):
 
     @contextmanager
     def lane(self) -> Iterator[None]:
-        """What is done inside waits for all that was asked for before, and runs beside what is asked for after."""
+        """Work inside waits for everything launched before, and runs beside what is launched after."""
         if self.stream is None:
             yield
             return
@@ -189,7 +189,7 @@ class Slot(Room):
             yield
 
     def join(self) -> None:
-        """Whatever is asked for after this waits for the slot."""
+        """Everything launched after this waits for the slot."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
@@ -227,7 +227,7 @@ class _Answers:
 
 
 def _priority(client: Client) -> int:
-    """Of a group's stream, −1 to −3: the longest chains of kernels go first, since a round waits for their ends."""
+    """Of a group's stream, −1 to −3: the longest chains of kernels go first, since a round waits for them."""
     networks = client.model.backbone, client.model.own
     layers = sum(not any(module.children()) for network in networks for module in network.modules())
     return -1 - min(2, layers // 100)

@@ -1,4 +1,4 @@
-"""Augmented training images on a GPU: what `Augmentation.apply` gives, by one kernel a batch, or two with a blur.
+"""Augmented training images on a GPU: equal to `Augmentation.apply`, in one kernel per batch, or two with a blur.
 
 Taken one operation after another, a batch travels to memory and back some forty times. Here a program makes one image:
 it reads the bytes, keeps the pixels of the three channels in registers through crop, flip and colours, and writes the
@@ -24,7 +24,7 @@ LARGEST_IMAGE = 4096
 
 
 class Views:
-    """Augmented training images, made by one or two kernels a batch; equal to `Augmentation.apply`.
+    """Augmented training images, made by one or two kernels per batch; equal to `Augmentation.apply`.
 
     Within 2e-5 in float32 (for deviations of 0.2 and more: the difference grows as they shrink).
 
@@ -96,7 +96,7 @@ class Views:
         return self._between[:n]
 
     def _check(self, pool: Tensor, index: Tensor, uniforms: Tensor, out: Tensor) -> None:
-        """A kernel reads whatever lies where it looks, so what it is given has to be right."""
+        """A kernel checks nothing, so its arguments must be right."""
         channels, height, width = self._augmentation.shape
         n, draws = len(index), self._augmentation.uniforms_per_image
         expected = {
@@ -119,7 +119,7 @@ def _columns(augmentation: Augmentation, *names: str) -> dict[str, int]:
 
 
 def _normal(augmentation: Augmentation) -> dict[str, float]:
-    """What is taken off a channel and what the rest is multiplied with; a single channel counts as red."""
+    """Each channel's mean, and the factor for the rest; a single channel counts as red."""
     mean, std = augmentation._mean.flatten().tolist(), augmentation._std.flatten().tolist()
     names = ("RED", "GREEN", "BLUE")
     means = {f"{name}_MEAN": mean[i % len(mean)] for i, name in enumerate(names)}

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["T"])
 def account(values, totals, active, step, cursor, T, G, BLOCK: tl.constexpr):
-    """After a step: the T terms (T, G) of active members are added to `totals`, and all go on by one. A single program.
+    """After a step: add the T terms (T, G) of active members to `totals`, and move all on by one. A single program.
 
     `step` (G,) counts the steps of each member, `cursor` (1,) those of the group.
     """

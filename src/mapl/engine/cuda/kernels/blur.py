@@ -34,7 +34,7 @@ def blur_kernel(
     GREEN_SCALE: tl.constexpr,
     BLUE_SCALE: tl.constexpr,
 ):
-    """One program an image: blurs and normalises those that are to be blurred, from `between` to `out`."""
+    """One program per image: blurs and normalises the images to be blurred, from `between` to `out`."""
     SIZE: tl.constexpr = HEIGHT * WIDTH
     image = tl.program_id(0).to(tl.int64)
     row = uniforms + image * P

@@ -16,7 +16,7 @@ def depthwise_forward(
     x, weight, y, total, row, C_BY_ALIGN, H, W, HO, WO, SHIFT, P,
     ALIGN: tl.constexpr, K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """One K × K filter a channel, at `total` places of each member."""
+    """One K × K filter per channel, at `total` places of each member."""
     C = C_BY_ALIGN * ALIGN
     first, n, ho, wo, c, ok = places_of(total, C, HO, WO, BLOCK_P, BLOCK_C)
     filters = weight + tl.program_id(2).to(tl.int64) * row + c * K * K

@@ -17,7 +17,7 @@ _builders: Builders | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Start a kernel; or while kernels are being built, have it built."""
+    """Launch a kernel; while kernels are being built, only build it."""
     if _builders is not None:
         _builders.add(kernel, grid, arguments, constants)
         return
@@ -25,7 +25,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 class Builders:
-    """Threads that build kernels: most of that is done outside of Python, so that many can at a time.
+    """Threads that build kernels: most of the work happens outside of Python, so many can build at a time.
 
     The first kernel goes ahead of the others: Triton then reads itself, a file of hundreds of megabytes, to tell its
     versions apart, and would in every thread that begins before that is done.
@@ -37,7 +37,7 @@ class Builders:
         self._first: Future[None] | None = None
 
     def add(self, kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
-        """Have a kernel built for such arguments, unless it is being already."""
+        """Build a kernel for such arguments, unless that has begun already."""
         plain = [parameter.do_not_specialize for parameter in kernel.params]
         kinds = [_kind(value, plain[i]) for i, value in enumerate(arguments)]
         what = id(kernel), *kinds, *constants.items()
@@ -60,17 +60,17 @@ class Builders:
         _ = kernel.warmup(*arguments, grid=grid, **constants).run
 
     def wait(self) -> None:
-        """What could not be built says so when it is launched."""
+        """Wait for all; a kernel that could not be built fails when it is launched."""
         self._threads.shutdown()
 
 
 def _on_this_gpu() -> tuple[Any, ...]:
-    """What a new thread begins with, so that it works for the GPU that this one does."""
+    """How a new thread starts, so that it uses the same GPU as this one."""
     return (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else ()
 
 
 def _kind(value: Any, plain: bool) -> Any:
-    """What a kernel is built anew for."""
+    """What a kernel is specialised for."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, int) and not plain:
@@ -91,7 +91,7 @@ def building() -> Iterator[None]:
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """For a way back that is made of kernels, and has none of its own: who wants that gets an error, and not a zero.
+    """For a backward pass made of kernels, which has no backward pass itself: asking for one is an error, not a zero.
 
     Torch's `once_differentiable` looks at the gradient that comes in alone, not at what the forward pass was given.
     """
@@ -106,5 +106,5 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def precision() -> str:
-    """How numbers of 32 bits are multiplied; narrower ones have no choice."""
+    """How float32 numbers are multiplied; narrower ones have no choice."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

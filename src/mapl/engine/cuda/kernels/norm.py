@@ -22,7 +22,7 @@ def norm_forward(
     ALIGN: tl.constexpr, STAGE: tl.constexpr, TRAIN: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Batch normalisation of each member by itself, then ReLU; remembers mean and 1/σ for the way back.
+    """Batch normalisation of each member by itself, then ReLU; keeps mean and 1/σ for the backward pass.
 
     The blocks' means and squares are merged as Chan et al. (1979) do, so that no digits are lost to a large mean.
     """
@@ -80,7 +80,7 @@ def norm_backward(
     x, dy, dx, weight, bias, mean, scale, dweight, dbias, parts, R, C_BY_ALIGN, row, drow, relu,
     ALIGN: tl.constexpr, STAGE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The way back: dx = w/σ · (dy − mean(dy) − x̂ · mean(dy · x̂)), with dy masked where the ReLU was off."""
+    """The backward pass: dx = w/σ · (dy − mean(dy) − x̂ · mean(dy · x̂)), with dy masked where the ReLU was off."""
     C = C_BY_ALIGN * ALIGN  # so that the compiler knows how many bytes it can read at a time
     split = tl.program_id(1)
     g = tl.program_id(2).to(tl.int64)

@@ -65,7 +65,7 @@ def view_kernel(
     GREEN_SCALE: tl.constexpr,
     BLUE_SCALE: tl.constexpr,
 ):
-    """One program an image: all of `Augmentation.apply`, save that an image to be blurred is left in `between`."""
+    """One program per image: all of `Augmentation.apply`, except that an image to be blurred is left in `between`."""
     SIZE: tl.constexpr = HEIGHT * WIDTH
     image = tl.program_id(0).to(tl.int64)
     row = uniforms + image * P

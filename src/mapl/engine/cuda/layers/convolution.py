@@ -20,7 +20,7 @@ from mapl.engine.cuda.layers.stem import Stem
 class GroupConv(nn.Module):
     """A convolution with each member's own filters, and what comes after it: ReLU, and then maximum pooling.
 
-    Bias and ReLU are monotone and alike at all places of a channel, so that the maximum can be taken first: they then
+    Bias and ReLU are monotone and the same everywhere in a channel, so the maximum can be taken first: they then
     have fewer values to go over, and every value and gradient is the same.
     """
 

@@ -16,7 +16,7 @@ from mapl.engine.cuda.layers.splits import Splits
 
 
 class Depthwise(torch.autograd.Function):
-    """One filter a channel and member."""
+    """One filter per channel and member."""
 
     BLOCK_R, BLOCK_C = 64, 32
 

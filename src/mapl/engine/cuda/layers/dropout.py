@@ -15,7 +15,7 @@ from mapl.engine.cuda.layers.stack import Keys
 
 
 class _Dropout(torch.autograd.Function):
-    """The mask is drawn again on the way back rather than kept; so the way back is a dropout too, and has its own."""
+    """The backward pass draws the mask again instead of keeping it, so it is a dropout and can be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Keys, layer: int, rate: float) -> Tensor:

@@ -122,7 +122,7 @@ class GroupNorm(nn.Module):
         return y
 
     def _with_running_statistics(self, x: Tensor) -> Tensor:
-        """Evaluation mode, with a way back to x: in plain torch, since few methods go back through a frozen network."""
+        """Evaluation mode with a gradient of x: in plain torch, since few methods need it."""
         stack, name = self.stack, self.name
         shape = stack.clients, 1, -1, *[1] * (x.ndim - 2)
         tensors = (stack.weights[f"{name}.weight"], stack.weights[f"{name}.bias"])

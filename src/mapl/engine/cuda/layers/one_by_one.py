@@ -16,7 +16,7 @@ from mapl.engine.cuda.layers.geometry import Sizes, rows
 class OneByOne(torch.autograd.Function):
     """The library's convolution, a member after another.
 
-    For those that are dilated, grouped or not square, and for a member by itself, for whom the library is faster.
+    For dilated, grouped or non-square convolutions, and for a group of one, where the library is faster.
     """
 
     @staticmethod

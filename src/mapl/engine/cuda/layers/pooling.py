@@ -42,7 +42,7 @@ class _Pool(torch.autograd.Function):
 
 
 class MaxPool(nn.Module):
-    """Maximum pooling that remembers a byte a window, where torch's remembers eight."""
+    """Maximum pooling that keeps one byte per window, where torch's keeps eight."""
 
     def __init__(self, module: nn.MaxPool2d):
         super().__init__()

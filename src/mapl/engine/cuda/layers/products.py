@@ -18,7 +18,7 @@ from mapl.engine.cuda.layers.splits import Splits
 class Products(torch.autograd.Function):
     """A convolution as matrix products with what the filters see, for all members in one launch.
 
-    A library's kernels are made for one member's filters: a launch each, their results to be put together.
+    A library's kernels take one member's filters: one launch per member, and their results have to be joined.
     """
 
     BLOCK_M, PLACES = 128, 64

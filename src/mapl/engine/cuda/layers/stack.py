@@ -40,7 +40,7 @@ class Stack:
     called: set[str]
     """The layers that take a gradient in this step. One that is called twice would overwrite its own gradient."""
     counted: set[str]
-    """The counters of batches that a step moves on; they are added to once a round."""
+    """The counters of batches that a step increases; they are brought up to date once per round."""
     token: Tensor
     """An empty tensor that requires a gradient: it tells autograd that a layer has weights to go back for."""
 

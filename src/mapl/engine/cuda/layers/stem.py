@@ -16,7 +16,7 @@ from mapl.engine.cuda.layers.splits import Splits
 
 
 class Stem(torch.autograd.Function):
-    """A convolution of few channels with no way back to x, as one without padding of blocks of pixels.
+    """A convolution of few channels, without a gradient of x: as one without padding, of blocks of pixels.
 
     Libraries want channels by the eight: with three they are several times as slow as this. Blocks of stride × stride
     pixels, taken as the channels of one, have a stride of one, and what a line of a filter sees lies side by side.
