@@ -113,7 +113,7 @@ class Judged(Local):
             nn.ReLU(), nn.Conv2d(4, 2, (1, 3), padding=(0, 1)), nn.Conv2d(2, 2, 1), nn.Flatten(),
         )  # fmt: skip
         judge[1].running_mean.uniform_(-1, 1)
-        return {"judge": judge, "maker": maker, "eye": eye}
+        return {"judge": judge, "maker": maker, "eye": eye, "second_head": nn.Linear(width, 10)}
 
     def learning_rates(self) -> dict[str, float]:
         return {"judge": 0, "eye": 0}
@@ -126,6 +126,7 @@ class Judged(Local):
             "cross_entropy": cross_entropy(client.model.classify(embedding), labels),
             "judge": client.model.call("judge", embedding).square().mean() + 0.1 * again.mean(),
             "eye": seen.square().mean(),
+            "second_head": cross_entropy(client.model.call("second_head", embedding), labels),
         }
 
 

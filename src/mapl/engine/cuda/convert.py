@@ -72,11 +72,15 @@ def grouped(module: nn.Module, name: str, stack: Stack, frozen: bool = False) ->
 
     A frozen one is never trained: it must be kept in evaluation mode.
     """
-    traced = _traced(module, (False,) if frozen else (False, True))
+    single = not any(module.children())
+    # torch.fx looks into the module that it is given, and a layer alone should stay a layer.
+    whole = nn.Sequential(module).train(module.training) if single else module
+    traced = _traced(whole, (False,) if frozen else (False, True))
     layers: dict[str, nn.Module] = {}
     for node in list(traced.graph.nodes):
         if node.op == "call_module":
-            layer = _layer(node, traced.get_submodule(node.target), name, stack, frozen)
+            path = name if single else f"{name}.{node.target}"
+            layer = _layer(node, traced.get_submodule(node.target), path, stack, frozen)
             if node.target in layers and type(layer).__module__ != nn.ReLU.__module__:
                 raise CannotGroup(f"layer {node.target} is used twice")
             layers[node.target] = layer
@@ -110,8 +114,7 @@ def _key(target: str) -> str:
     return target.replace(".", "/")
 
 
-def _layer(node: fx.Node, module: nn.Module, name: str, stack: Stack, frozen: bool) -> nn.Module:
-    path = f"{name}.{node.target}"
+def _layer(node: fx.Node, module: nn.Module, path: str, stack: Stack, frozen: bool) -> nn.Module:
     if not {name for name, _ in module.named_parameters(recurse=False)} <= {"weight", "bias"}:
         raise CannotGroup(f"layer {path} has parameters other than a weight and a bias")
     if any(parameter.requires_grad == frozen for parameter in module.parameters()):
@@ -262,6 +265,6 @@ class _Unpacked(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, network: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
-        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        x = x.movedim(in_dims[0], 0)
         y = network(x.flatten(0, 1))
         return y.view(info.batch_size, -1, *y.shape[1:]), 0

@@ -62,7 +62,7 @@ class Family:
 def groupable(model: ClientModel) -> bool:
     """Whether its networks can be rewritten for a group."""
     nothing = torch.empty(0)
-    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, set(), set(), nothing)
+    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, {}, set(), nothing)
     try:
         all_grouped(model, stack)
     except CannotGroup:

@@ -96,7 +96,8 @@ class Together(Networks):
         for name, value in heads.items():
             _keep(room.stack.gradients.get(name), value.grad)
         self.learned = {name for name, value in heads.items() if value.grad is not None}
-        self.learned |= {f"{layer}.{tensor}" for layer in room.stack.called for tensor in ("weight", "bias")}
+        layers = [layer for layer, learns in room.stack.called.items() if learns]
+        self.learned |= {f"{layer}.{tensor}" for layer in layers for tensor in ("weight", "bias")}
         return terms
 
     def _loss_of_all(

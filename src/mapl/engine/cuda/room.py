@@ -72,7 +72,7 @@ class Room:
                 weights[name] = entry.view(self.flat)
         zeros = torch.zeros(self.size, device=self.device, dtype=torch.int64)
         token = torch.zeros((), device=self.device, requires_grad=True)
-        return Stack(self.size, self.keys, weights, gradients, buffers, zeros.byte(), zeros, set(), set(), token)
+        return Stack(self.size, self.keys, weights, gradients, buffers, zeros.byte(), zeros, {}, set(), token)
 
     def load(self, clients: Sequence[Client], rows: Sequence[Tensor], counters: Sequence[Tensor]) -> None:
         """Bring clients in; where there are fewer than places, the last places keep what they had."""

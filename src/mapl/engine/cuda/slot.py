@@ -228,6 +228,6 @@ class _Answers:
 
 def _priority(client: Client) -> int:
     """Of a group's stream, −1 to −3: the longest chains of kernels go first, since a round waits for them."""
-    networks = client.model.backbone, client.model.own
+    networks = client.model.backbone, *client.model.own.values()
     layers = sum(not any(module.children()) for network in networks for module in network.modules())
     return -1 - min(2, layers // 100)

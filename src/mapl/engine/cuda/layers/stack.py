@@ -37,8 +37,8 @@ class Stack:
     """(G,) uint8: who takes part in this step."""
     step: Tensor
     """(G,) int64: steps that each member has taken with its optimiser."""
-    called: set[str]
-    """The layers that take a gradient in this step. One that is called twice would overwrite its own gradient."""
+    called: dict[str, bool]
+    """The layers that this step has trained, and whether each takes a gradient. A second call would overwrite it."""
     counted: set[str]
     """The counters of batches that a step increases; they are brought up to date once per round."""
     token: Tensor
@@ -46,10 +46,10 @@ class Stack:
 
     def call(self, layer: nn.Module, name: str) -> None:
         """Note that a step calls a layer with weights."""
-        if layer.training and torch.is_grad_enabled():
+        if layer.training:
             if name in self.called:
                 raise CannotGroup(f"layer {name} is called twice in a step")
-            self.called.add(name)
+            self.called[name] = torch.is_grad_enabled()
 
     def of(self, name: str) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """A parameter as layers take it: the token, its values, and where its gradient goes.
