@@ -69,7 +69,7 @@ class Builder:
             views.result()
 
     def _try(self, family: Family, work: Callable[[Family], None]) -> None:
-        """Try something that may fail for a user's network or method; `_build` meets a failure again, and reports it."""
+        """Try something that may fail for a user's network or method; `_build` meets a failure again and reports it."""
         try:
             work(family)
         except torch.cuda.OutOfMemoryError:
