@@ -428,7 +428,7 @@ def test_images_that_do_not_fit_the_settings_are_refused() -> None:
     for settings in (PLAIN, AugmentSettings(brightness=0.1, blur=0.5)):
         augmentation = bare(settings, (4, 8, 8))
         assert augmentation.apply(images, random_uniforms(augmentation, 2)).shape == images.shape
-    with pytest.raises(MaplError, match="one number a channel"):
+    with pytest.raises(MaplError, match="mean and std"):
         Augmentation(NONE, (3, 8, 8), [0.5], [0.5])
     with pytest.raises(MaplError, match="above 0"):
         Augmentation(NONE, (1, 8, 8), [0.5], [0.0])

@@ -180,7 +180,7 @@ def cut(path: str, length: int) -> Callable[[Path], object]:
             r"test_batch' has the label 10 \(image number 3",
         ),
         (change_cifar(lambda b: b.update({b"labels": [0, 1, 2]})), "has 4 images, but labels of .* shape"),
-        (change_cifar(lambda b: b.update({b"labels": [0, 1, 2, "x"]})), "labels that are no whole numbers"),
+        (change_cifar(lambda b: b.update({b"labels": [0, 1, 2, "x"]})), "labels that are not whole"),
         (change_cifar(lambda b: b.update({b"data": pixels(4, 784)})), r"images of shape \(784,\), not \(3072,\)"),
         (change_cifar(lambda b: b.update({b"data": np.zeros((4, 3072))})), "images of type float64"),
         (change_cifar(lambda b: b.update({b"data": pixels(0, 3072), b"labels": []})), "has no images"),
@@ -386,7 +386,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, caplog: 
             lambda root: save(root / "cinic-10/train/dog/x.png", pixels(32, 31, 3)),
             "train/dog/x.png' is an image of 31×32 pixels and 3 channels; it should have 32×32",
         ),
-        (lambda root: save(root / "cinic-10/train/unicorn/x.png", pixels(32, 32, 3)), "train/unicorn' is no class"),
+        (lambda root: save(root / "cinic-10/train/unicorn/x.png", pixels(32, 32, 3)), "train/unicorn' is not a class"),
         (
             lambda root: (root / "cinic-10/test").rename(root / "elsewhere"),
             "missing: cinic-10/test; .*mapl data get cinic10",
@@ -458,10 +458,10 @@ def empty(root: Path) -> None:
             fill(Image.new("L", (5, 6))),
             "odd.png' is an image of 5×6 pixels and 1 channel; it should have .* 3 channels",
         ),
-        (fill(Image.new("RGBA", (5, 6))), "odd.png' is an image of the kind 'RGBA'"),
-        (fill(Image.new("I;16", (5, 6))), "odd.png' is an image of the kind 'I;16'"),
+        (fill(Image.new("RGBA", (5, 6))), "odd.png'.*'RGBA'"),
+        (fill(Image.new("I;16", (5, 6))), "odd.png'.*'I;16'"),
         (lambda root: (root / "test/ape/2.png").write_text("no image"), "ape/2.png' is not an image that can be read"),
-        (lambda root: (root / "test/cow").mkdir(), "test/cow' is no class of this data set; its classes: ape, zebra"),
+        (lambda root: (root / "test/cow").mkdir(), "test/cow'.*classes: ape, zebra"),
         (lambda root: (root / "test").rename(root / "tests"), "test' is not a folder that can be read"),
         (lambda root: (root / "train").rename(root / "t"), "train' is not a folder that can be read"),
         (empty, "train' has no images"),
@@ -476,7 +476,7 @@ def test_broken_folders(tmp_path: Path, damage: Callable[[Path], object], senten
 
 def test_a_folder_without_classes(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    with pytest.raises(MaplError, match="train' has no folders: it should have one a class"):
+    with pytest.raises(MaplError, match="train' has no folders"):
         load("folder", tmp_path)
 
 

@@ -1,9 +1,9 @@
 """Collaborative graph learning (CGL): how much a client listens to each of the others.
 
-Client i keeps one row w_i of the mixing matrix. From the heads it received it infers who is similar to it, takes a few
-steps on the graph loss, and projects the row back onto the simplex (section "Learning the Collaboration Graph", CGL
-algorithm). As everywhere, "paper" is the print and "released" is what the released program computes; docs/graph.md
-compares them, and says why the default is the print with another scale of the confidence.
+Client i keeps one row w_i of the mixing matrix W. It compares the heads it received with its own, takes a few steps on
+the graph loss, and projects the row back onto the simplex (section "Learning the Collaboration Graph", algorithm CGL).
+"paper" is the printed equation, and "released" is what the released program computes. docs/graph.md compares them and
+says why the default is the printed form with another scale of the confidence.
 """
 
 from __future__ import annotations
@@ -24,38 +24,42 @@ ADAM_EPS = 1e-8
 
 
 class GraphSettings(BaseModel):
-    """What the graph loss weighs, and how a client descends on it."""
+    """The graph loss and the steps on it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     mu1: float = Field(0.5, ge=0, description="Weight μ1 of the similarity term.")
     mu2: float = Field(0.1, ge=0, description="Weight μ2 of the regulariser (norm and degree).")
     beta: float = Field(0.5, ge=0, description="Weight β of the norm inside the regulariser; it controls sparsity.")
-    # The degree may be 0, and 1/ε has to be a number in float32 too.
-    epsilon: float = Field(1e-6, ge=1e-12, description="The ε that keeps the logarithm of a zero degree finite.")
+    # The degree can be 0, and 1/ε must be finite in float32.
+    epsilon: float = Field(1e-6, ge=1e-12, description="ε, which keeps the logarithm of a zero degree finite.")
     norm: Literal["l1", "l2"] = Field("l2", description="Norm of the row inside the regulariser (not squared).")
-    use_similarity: bool = Field(True, description="Use the similarity of heads; without it all clients are alike.")
-    use_confidence: bool = Field(True, description="Weigh a client by its share of the data; without it all weigh 1.")
+    use_similarity: bool = Field(
+        True, description="Use the similarity of heads; without it all clients count as equally similar."
+    )
+    use_confidence: bool = Field(
+        True, description="Weight a client by its share of the data; without it all have weight 1."
+    )
     confidence: Literal["share", "relative"] = Field(
         "relative",
         description="γ_j as a share of all samples, n_j / Σ n (the paper), or relative to their mean, n_j · M / Σ n: "
-        "then similarity weighs as much against the regulariser however many clients there are.",
+        "then the balance of similarity and regulariser does not depend on the number of clients.",
     )
-    steps: int = Field(1, ge=1, description="Steps E_g on the graph loss in every round.")
-    step_size: float = Field(0.1, gt=0, description="Rate η of a step on the graph loss.")
+    steps: int = Field(1, ge=1, description="Steps E_g on the graph loss per round.")
+    step_size: float = Field(0.1, gt=0, description="Step size η on the graph loss.")
     form: Form = Field("paper", description="The printed equations, or what the released program computes.")
 
 
 def project_to_simplex(v: Tensor) -> Tensor:
-    """The nearest point (l2) of {w : w ≥ 0, Σ w = 1} to `v`, along the last dimension; any leading dimensions.
+    """The point of {w : w ≥ 0, Σ w = 1} nearest to `v` (l2), along the last dimension; any leading dimensions.
 
         w = max(v − θ, 0),   θ = max_k (Σ_{r≤k} u_r − 1)/k,   u = v sorted, largest first
 
     The sort-based algorithm of Held, Wolfe & Crowder (1974), given as Algorithm 1 by Condat, "Fast projection onto the
-    simplex and the l1 ball" (2016), and by Duchi et al. (2008). They look for the last k with u_k > θ_k; the sequence
-    θ_k rises up to there and does not rise after, so its maximum is the same number.
+    simplex and the l1 ball" (2016), and by Duchi et al. (2008). They look for the last k with u_k > θ_k. The sequence
+    θ_k rises up to that k and not after it, so its maximum is the same number.
     """
-    # In float64 and relative to the maximum, so that thousands of entries, or a few huge ones, still sum to 1.
+    # In float64 and relative to the maximum, so that thousands of entries or a few huge ones still sum to 1.
     relative = v.double()
     relative = relative - relative.amax(dim=-1, keepdim=True)
     largest_first = relative.sort(dim=-1, descending=True).values
@@ -65,12 +69,12 @@ def project_to_simplex(v: Tensor) -> Tensor:
 
 
 def head_similarity(head: Tensor, heads: Tensor, form: Form) -> Tensor:
-    """How alike one head and N others are, from −1 to 1, positive when similar (eq:sim).
+    """Similarity of one head and N others, from −1 to 1, positive when similar (eq:sim).
 
         paper     cos(φ_i, φ_j) of the whole weight as one vector
         released  1/K Σ_k cos(Φ_i^(k), Φ_j^(k)), row by row
 
-    The paper's s_ij is the *negative* of this; `graph_loss` does the negation. The cosine with a zero row is 0.
+    The paper's s_ij is the *negative* of this; `graph_loss` negates it. The cosine with a zero row is 0.
 
     Args:
         head: (K, D), the weight φ_i of one head.
@@ -93,19 +97,19 @@ def graph_loss(
 
         −μ1 Σ_j γ_j w_j s_j + μ2 (β‖w‖ − log(deg + ε)),   deg = Σ_{j≠me} w_j
 
-    with s_j positive for similar clients (the paper's s_ij is −s_j). Both forms have this value; in the released form
-    deg carries no gradient.
+    with s_j positive for similar clients (the paper's s_ij is −s_j). Both forms have this value. In the released form,
+    deg has no gradient.
 
     The ablation tab:ab2 leaves a factor out of the first term. Without similarity, s_j = 1: all clients are equally
-    similar, and the confidence alone decides (leaving out the paper's *negative* s_ij would instead repel the clients
-    with most data). Without confidence, γ_j = 1. Shares sum to 1, so that the first term then also weighs about M times
-    more against the regulariser than with them.
+    similar, and the confidence alone decides. (Leaving out the paper's *negative* s_ij would instead repel the clients
+    with the most data.) Without confidence, γ_j = 1. Because shares sum to 1, the first term then weighs about M times
+    as much against the regulariser.
 
     Args:
         weights: (..., M), the row w.
         similarity: (..., M), see `head_similarity`.
         confidence: (..., M), γ_j = n_j / Σ n, or that times M (`GraphSettings.confidence`).
-        me: the client's own position in the row; for many rows one for all, or (...).
+        me: the client's own position in the row; for many rows, one for all or (...).
 
     Returns:
         (...), a scalar for one row.
@@ -125,7 +129,7 @@ def graph_gradient(
 
         −μ1 γ_j s_j + μ2 (β ∂‖w‖/∂w_j − [j ≠ me] / (deg + ε)),   the last term in the paper form only
 
-    Written out because it is several times faster than automatic differentiation, and every client needs it.
+    Written out because that is several times faster than automatic differentiation.
     """
     norm_gradient = weights.sign() if settings.norm == "l1" else weights / norm_or_one(weights).unsqueeze(-1)
     gradient = settings.mu2 * settings.beta * norm_gradient - settings.mu1 * _merit(similarity, confidence, settings)
@@ -141,19 +145,19 @@ def learn_weights(
     """The row of client `me` after one round of CGL: E_g steps on the graph loss, each followed by the projection.
 
         paper     w ← Proj(w − η ∇)
-        released  the step is Adam's (betas 0.5 and 0.999), made anew at every call: the first one moves every w_j by η
+        released  a step of a new Adam (betas 0.5 and 0.999) at every call: the first step moves every w_j by η
                   against the sign of its gradient
 
-    Only the client itself and its neighbours take part. All others get weight 0, and what stands in their place in
-    `heads`, `weights` and `confidence` is never used: nothing was received from them. A client without neighbours
-    keeps all the weight to itself.
+    Only the client itself and its neighbours take part. All others get weight 0, and their entries in `heads`,
+    `weights` and `confidence` are not used: nothing was received from them. A client without neighbours keeps all the
+    weight.
 
     Args:
-        weights: (M,), the present row. A neighbour's share that went missing is given back by the projection.
+        weights: (M,), the present row. The projection makes up for the share of missing neighbours.
         me: the client's own position in the row.
-        heads: (M, K, D), the head weights that were received, and its own; on any device, the rest on one.
+        heads: (M, K, D), the weights of the received heads and its own; on any device. The rest is on one device.
         confidence: (M,), γ_j = n_j / Σ n, or that times M (`GraphSettings.confidence`).
-        neighbours: (M,) booleans, whose letter arrived; its value at `me` does not matter.
+        neighbours: (M,) booleans, whose letters arrived; the value at `me` does not matter.
 
     Returns:
         (M,), a new row ≥ 0 that sums to 1.
@@ -168,20 +172,20 @@ def learn_weights(
 def learn_rows(
     weights: Tensor, me: Tensor, similarity: Tensor, confidence: Tensor, members: Tensor, settings: GraphSettings
 ) -> Tensor:
-    """One round of CGL (see `learn_weights`) for many clients at once, a row each.
+    """One round of CGL (see `learn_weights`) for many clients at once, one row each.
 
-    A row's result depends on nothing but that row: every sum is along it, in an order that its length alone decides.
-    Rows of different lengths are filled up with entries that are no members.
+    The result for a row depends on that row alone: every sum is along it, in an order that depends only on its length.
+    Shorter rows are padded with entries that are not members.
 
     Args:
         weights: (..., n), the present rows.
         me: (...), each client's own position in its row.
-        similarity: (..., n), see `head_similarity`; its value at `me` does not matter.
+        similarity: (..., n), see `head_similarity`; the value at `me` does not matter.
         confidence: (..., n), γ_j = n_j / Σ n, or that times M (`GraphSettings.confidence`).
-        members: (..., n) booleans, who takes part; a client itself always does. What stands elsewhere is never used.
+        members: (..., n) booleans, who takes part; the client itself always does. Other entries are not used.
 
     Returns:
-        (..., n), rows ≥ 0 that sum to 1, with 0 for whoever takes no part.
+        (..., n), rows ≥ 0 that sum to 1, with 0 for those who do not take part.
     """
     own = _own(weights, me)
     members = members | own
@@ -196,7 +200,7 @@ def learn_rows(
             mean = beta1 * mean + (1 - beta1) * direction
             square = beta2 * square + (1 - beta2) * direction.square()
             direction = mean / (1 - beta1**step) / ((square / (1 - beta2**step)).sqrt() + ADAM_EPS)
-        # Infinitely far below, the projection cannot but give them 0.
+        # At −∞, the projection gives them 0.
         moved = (weights - settings.step_size * direction).masked_fill(~members, -torch.inf)
         weights = project_to_simplex(moved)
     return weights
@@ -205,8 +209,8 @@ def learn_rows(
 def _relative(similarity: Tensor, own: Tensor, members: Tensor, settings: GraphSettings) -> Tensor:
     """s_j of a client and its neighbours, with s_me = 1.
 
-    The released form divides by the largest similarity among the neighbours. Where that is not positive (or so small
-    that it is rounding noise) a division would turn the order around, so the similarities stay as they are.
+    The released form divides by the largest similarity among the neighbours. If that is not positive, or so small that
+    it is rounding noise, the division could reverse the order. Then the similarities stay as they are.
     """
     if settings.use_similarity and settings.form == "released":
         largest = similarity.masked_fill(own | ~members, -torch.inf).amax(dim=-1, keepdim=True)
@@ -217,27 +221,27 @@ def _relative(similarity: Tensor, own: Tensor, members: Tensor, settings: GraphS
 # The similarities of many heads at once
 
 Pairs = tuple[Tensor, Tensor]
-"""Whom each of B clients is compared with: where its part of a list starts (B + 1,), and the list (P,)."""
+"""Whom each of B clients is compared with: where its section of the list starts (B + 1,), and the list (P,)."""
 
 
 @torch.no_grad()
 def similarities(heads: Tensor, mine: Tensor, pairs: Pairs, form: Form) -> Tensor:
     """`head_similarity` of B clients with some others, in float64, (P,).
 
-    Directions are rounded to a grid so coarse that float64 holds every sum of their products exactly. Then the order
-    of a sum does not matter: a similarity has the same bits however many are computed at once, and in which way.
+    Directions are rounded to a grid so coarse that every sum of their products is exact in float64. Then the order of
+    a sum does not matter: a similarity has the same bits, however many are computed at once and by which method.
 
     Args:
-        heads: (N, K, D), the weights of all heads at hand.
+        heads: (N, K, D), the weights of all available heads.
         mine: (B,), which of them is each client's own.
-        pairs: whom each client is compared with, by their places in `heads`.
+        pairs: whom each client is compared with, by position in `heads`.
     """
     starts, columns = pairs
-    if len(mine) + len(columns) < len(heads):  # few clients: leave out the heads that nobody looks at
+    if len(mine) + len(columns) < len(heads):  # few clients: leave out heads that nobody needs
         wanted, places = torch.unique(torch.cat([mine, columns]), return_inverse=True)
         heads, mine, columns = heads[wanted], places[: len(mine)], places[len(mine) :]
     dense = len(mine) * len(heads) < 16 * len(columns)
-    if dense:  # a matrix product is an order of magnitude faster a pair than reading rows here and there
+    if dense:  # per pair, a matrix product is ten times as fast as reading scattered rows
         totals = heads.new_zeros(len(mine), len(heads), dtype=torch.float64)
     else:
         totals = heads.new_zeros(len(columns), dtype=torch.float64)
@@ -253,21 +257,21 @@ def similarities(heads: Tensor, mine: Tensor, pairs: Pairs, form: Form) -> Tenso
 
 
 def _directions(heads: Tensor, form: Form) -> Iterator[Tensor]:
-    """Heads over their norms, a slice (N, …) of the features at a time; all slices together give the cosines."""
+    """Heads divided by their norms, one slice (N, …) of the features at a time; together they give the cosines."""
     classes = heads.shape[1]
     heads = heads.detach().float()
     norms = norm_or_one(heads.flatten(1)).unsqueeze(1).expand(-1, classes) if form == "paper" else norm_or_one(heads)
     # |Σ a b| ≤ K by Cauchy-Schwarz, and each product is a multiple of 4⁻ᵇ: exact while K · 4ᵇ stays below 2⁵³.
     scale = 2.0 ** min(24, (52 - (classes - 1).bit_length()) // 2)
-    features = max(64, NUMBERS // len(heads))  # small enough that the memory is used again, not asked for anew
-    together = max(1, features // heads.shape[2])  # whole classes, where some fit: few heads are one slice
+    features = max(64, NUMBERS // len(heads))  # small enough that memory is reused, not allocated anew
+    together = max(1, features // heads.shape[2])  # whole classes if some fit: few heads are one slice
     for some, sizes in zip(torch.split(heads, together, dim=1), torch.split(norms, together, dim=1), strict=True):
         for part in torch.split(some, features, dim=2):
             yield (part / sizes.unsqueeze(2)).mul_(scale).round_().div_(scale).double().flatten(1)
 
 
 NUMBERS = 2**20
-"""How many numbers are brought to float64, or gathered, at a time."""
+"""How many numbers are converted to float64, or gathered, at a time."""
 
 
 def _rows(starts: Tensor) -> Tensor:
@@ -275,8 +279,8 @@ def _rows(starts: Tensor) -> Tensor:
 
 
 def _add_sampled(totals: Tensor, part: Tensor, mine: Tensor, pairs: Pairs) -> Tensor:
-    """`totals` (P,) plus the inner products of a slice; reads rows where they lie, on the CPU alone."""
-    with warnings.catch_warnings():  # that the library counts sparse matrices as beta
+    """`totals` (P,) plus the inner products of a slice; reads rows in place, only on the CPU."""
+    with warnings.catch_warnings():  # torch warns that sparse matrices are beta
         warnings.filterwarnings("ignore", message="Sparse ", category=UserWarning)
         shape = (len(mine), len(part))
         pattern = torch.sparse_csr_tensor(*pairs, totals, shape, check_invariants=False)
@@ -295,13 +299,13 @@ def _add_gathered(totals: Tensor, part: Tensor, mine: Tensor, pairs: Pairs) -> N
 
 
 def _own(weights: Tensor, me: int | Tensor) -> Tensor:
-    """Where a row (..., n) is about the client itself."""
+    """Which entry of a row (..., n) is the client itself."""
     position = torch.as_tensor(me, device=weights.device).unsqueeze(-1)
     return torch.arange(weights.shape[-1], device=weights.device) == position
 
 
 def _merit(similarity: Tensor, confidence: Tensor, settings: GraphSettings) -> Tensor:
-    """γ_j s_j, with a factor that an ablation leaves out replaced by 1."""
+    """γ_j s_j; a factor that an ablation leaves out is 1."""
     s = similarity if settings.use_similarity else torch.ones_like(similarity)
     gamma = confidence if settings.use_confidence else torch.ones_like(confidence)
     return gamma * s
@@ -314,5 +318,5 @@ def _degree(weights: Tensor, me: int | Tensor) -> Tensor:
 
 def _cosine(products: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Inner products divided by the norms of `a` and `b` along the last dimension; 0 where one of them is zero."""
-    # Divided one after the other: the product of two small norms could underflow.
+    # Two divisions: the product of two small norms could underflow.
     return products / norm_or_one(a) / norm_or_one(b)

@@ -1,13 +1,13 @@
 """Cross-entropy, and the three losses that MAPL adds to it: plain functions of tensors.
 
-Each of the three comes in two forms. "paper" is the equation as printed; "released" is what the authors' released
-program computes, which made the published numbers and differs from the print.
+Each of the three has two forms. "paper" is the printed equation. "released" is what the authors' released program
+computes: it made the published numbers and differs from the printed equation.
 
-Every function is made of tensor operations of fixed shape, and no value is read back to Python: a training step that
-calls them can be captured once and replayed. They compute in the precision they are given; at a high temperature the
-differences between logits are small (1/τ), so projections are best given in float32.
+All tensor operations have fixed shapes, and no value is read back to Python, so a training step that calls these
+functions can be captured once and replayed. They compute in the precision of their inputs. At a high temperature the
+differences between logits are small (1/τ), so projections should be float32.
 
-An engine may have faster ways to compute the same functions; within `computed_by` they are used.
+An engine may have faster implementations of the same functions; inside `computed_by` they are used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from mapl.errors import unknown
 
 Form = Literal["paper", "released"]
-"""Which of the two: the equations as printed, or what the released program computes."""
+"""The printed equations, or what the released program computes."""
 
 FORMS: tuple[Form, ...] = get_args(Form)
 
@@ -34,7 +34,7 @@ SHORTEST = 1e-12
 """A vector shorter than this counts as zero: it has no direction, and its cosine with anything is 0."""
 
 Way = Callable[..., Tensor | None]
-"""Another way to compute a loss of this module, called as that is; None where it cannot take what it is given."""
+"""Another implementation of a loss, with the same arguments; it returns None for inputs that it does not support."""
 
 _ways: ContextVar[Mapping[str, Way]] = ContextVar("ways", default=MappingProxyType({}))
 
@@ -43,7 +43,7 @@ P = ParamSpec("P")
 
 @contextmanager
 def computed_by(ways: Mapping[str, Way]) -> Iterator[None]:
-    """Within it, and in this thread alone, the losses that are named in `ways` are computed so."""
+    """Inside, and only in this thread, the losses named in `ways` are computed by those implementations."""
     before = _ways.set(ways)
     try:
         yield
@@ -79,10 +79,10 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
         paper     −1/|Q| Σ_q 1/|P(q)| Σ_{r ∈ P(q)} log π_qr      (the print has no 1/|Q|; the mean is taken)
         released  −1/|Q| Σ_q log Σ_{r ∈ P(q)} π_qr
 
-    A sample without a positive contributes 0, and still counts in |Q|.
+    A sample without positives contributes 0 and still counts in |Q|.
 
     Args:
-        projections: (B, D), both views of every sample stacked; normalised here.
+        projections: (B, D), both views of every sample; normalised here.
         labels: (B,) integers.
         temperature: τ.
 
@@ -94,7 +94,7 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
 
     unit = unit_rows(projections)
     logits = unit @ unit.T / temperature
-    # The lowest finite number stands for log 0: with −∞ a row that is excluded as a whole would pass through NaN.
+    # The lowest finite number stands for log 0: with −∞, a row without any entry would give NaN.
     log_zero = torch.finfo(logits.dtype).min
     others = logits.masked_fill(self_pairs, log_zero)
     positives = len(labels) - not_positive.sum(dim=1)
@@ -102,8 +102,8 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
         of_positives = F.log_softmax(others, dim=1).masked_fill(not_positive, 0).sum(dim=1)
         return -(of_positives / positives.clamp(min=1)).mean()
     if form == "released":
-        # −log Σ_P π = (log Σ_{Q∖q} exp − ℓ_r) − (log Σ_P exp − ℓ_r) for any r, best the nearest in P. Both differences
-        # are cross-entropies, which are quick even where nearly all of a row is excluded; the log of a sum is not.
+        # −log Σ_P π = (log Σ_{Q∖q} exp − ℓ_r) − (log Σ_P exp − ℓ_r) for any r; here r is the nearest in P. Both
+        # differences are cross-entropies, which stay fast when most of a row is excluded; a log-sum-exp does not.
         in_class = logits.masked_fill(not_positive, log_zero)
         nearest = in_class.detach().argmax(dim=1)
         among_others, among_class = (F.cross_entropy(x, nearest, reduction="none") for x in (others, in_class))
@@ -120,7 +120,7 @@ def prototype_contrastive(
         paper     −1/|Q| Σ_q log( exp(cos(p_q, ξ_{y_q})/τ) / Σ_k exp(cos(p_q, ξ_k)/τ) )
         released  −1/|Q| Σ_q log( exp⟨p̂_q, ξ_{y_q}⟩ / Σ_k exp⟨p̂_q, ξ_k⟩ ),   p̂ = p/‖p‖, ξ as it is
 
-    The released form does not use the temperature: in the released program it cancels in this loss, which leaves τ = 1.
+    The released form does not use the temperature: in the released program it cancels out, which leaves τ = 1.
 
     Args:
         projections: (B, D); normalised here.
@@ -159,7 +159,7 @@ def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> 
         unit = unit_rows(prototypes)
         pairs = (unit @ unit.T).masked_fill(same, 0)
     elif form == "released":
-        # Masked before the exponential: a long prototype may overflow with itself, and its gradient would be 0·∞.
+        # Masked before the exponential: a long prototype times itself may overflow, and its gradient would be 0·∞.
         pairs = (prototypes @ prototypes.T / temperature).masked_fill(same, -torch.inf).exp()
     else:
         raise unknown("form", form, FORMS)
@@ -167,11 +167,11 @@ def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> 
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
-    """The rows divided by their l2 norm; a zero row stays as it is, and its gradient stays bounded."""
+    """The rows divided by their l2 norm. A zero row stays zero, and its gradient stays bounded."""
     return vectors / norm_or_one(vectors).unsqueeze(-1)
 
 
 def norm_or_one(vectors: Tensor) -> Tensor:
-    """The l2 norm along the last dimension, or 1 for a zero vector: what to divide by to get a direction."""
+    """The l2 norm along the last dimension, or 1 for a zero vector: the divisor that gives a direction."""
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
     return norms.masked_fill(norms < SHORTEST, 1)

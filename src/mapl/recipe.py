@@ -1,7 +1,7 @@
-"""One typed tree of settings: what a run is, loaded from TOML, overridden on the command line, saved with the run.
+"""One typed tree of settings that describes a run. It comes from TOML and the command line and is saved with the run.
 
-A recipe is made of layers, each over the one before: the defaults written here, what the data set suggests, a recipe
-file, the command line. `Provenance` remembers which layer each value came from.
+A recipe is made of layers, each overriding the one before: the defaults written here, the suggestions of the data set,
+a recipe file, the command line. `Provenance` remembers which layer each value came from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Provenance = dict[str, str]
 """Where the value of each dotted key came from."""
 
 UNSET = "none"
-"""How a recipe file says that a setting has no value: TOML has no null."""
+"""How a recipe file says that a setting has no value, because TOML has no null."""
 
 GIVEN_IN_PYTHON = "python"
 """The name of a data set that was given as an object."""
@@ -45,7 +45,7 @@ class Section(BaseModel):
 
 
 class AugmentSection(Section):
-    """How training images are augmented: methods that compare views take the first kind, the others the second."""
+    """How training images are augmented, for methods that compare views and for the others."""
 
     contrastive: AugmentSettings = Field(RELEASED, description="For methods that compare two views of an image.")
     plain: AugmentSettings = Field(PLAIN, description="For methods that take one view.")
@@ -53,7 +53,7 @@ class AugmentSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _over_the_defaults(cls, values: Any) -> Any:
-        """A table that sets one thing leaves the rest as it is here, not as `AugmentSettings` alone has it."""
+        """A table that sets one value keeps the other defaults of this section, not those of `AugmentSettings`."""
         if not isinstance(values, dict):
             return values
         defaults = {"contrastive": RELEASED.model_dump(), "plain": PLAIN.model_dump()}
@@ -61,7 +61,7 @@ class AugmentSection(Section):
 
 
 class NetworkSection(Section):
-    """Who can reach whom, and what a letter may weigh."""
+    """Who can reach whom, how letters travel, and how large they may be."""
 
     topology: TopologySettings = Field(TopologySettings(), description="Who can reach whom.")
     transport: Literal["memory", "bytes"] = Field(
@@ -69,28 +69,30 @@ class NetworkSection(Section):
         description="How letters travel: 'memory' hands over tensors; 'bytes' encodes, checks and decodes each letter, "
         "as a real network would. The results are the same.",
     )
-    message_budget: int | None = Field(None, ge=1, description="Stop after the round in which this many were sent.")
-    letter_limit: int | None = Field(None, ge=1, description="The largest letter in bytes; none: no limit.")
+    message_budget: int | None = Field(
+        None, ge=1, description="Stop after the round in which the total reaches this many messages."
+    )
+    letter_limit: int | None = Field(None, ge=1, description="The largest letter in bytes; 'none': no limit.")
 
 
 class EvaluateSection(Section):
     """When the clients are tested."""
 
-    every: int = Field(1, ge=1, description="Test every this many rounds; the last round is always tested.")
+    every: int = Field(1, ge=1, description="Rounds between tests; the last round is always tested.")
     moment: Literal["trained", "mixed"] = Field(
         "trained",
-        description="Test after local training, before what was mixed is loaded (as the released program), or after.",
+        description="Test after local training ('trained', as the released program does) or after mixing ('mixed').",
     )
-    all_images: bool = Field(
-        False, description="Also test with all test images of each client's classes, beside the recipe's own test."
-    )
+    all_images: bool = Field(False, description="Also test with all test images of each client's classes.")
 
 
 class CheckpointSection(Section):
-    """What a crash can cost."""
+    """How often a run is saved."""
 
-    every: int = Field(10, ge=1, description="Save everything every this many rounds; the last round is always saved.")
-    keep: int = Field(2, ge=1, description="How many checkpoints are kept; an older one stands in for a damaged one.")
+    every: int = Field(10, ge=1, description="Rounds between checkpoints; the last round is always saved.")
+    keep: int = Field(
+        2, ge=1, description="How many checkpoints to keep; if the newest is damaged, an older one is used."
+    )
 
 
 def _typed_method(value: Any) -> Any:
@@ -113,18 +115,18 @@ def settings_class(method: str) -> type[MethodSettings]:
     """The settings that belong to a method."""
     found = find("method", method, mapl.methods)
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise MaplError(f"method {method!r} is no method: it should be a subclass of mapl.Method")
+        raise MaplError(f"method {method!r} is not a method: it should be a subclass of mapl.Method")
     settings: type[MethodSettings] = found.Settings
     return settings
 
 
 class Recipe(Section):
-    """A run: what is trained, on what, by whom, and for how long."""
+    """Everything that describes a run."""
 
-    name: str = Field("", description="Name of the run and of its folder; empty: made from the settings below.")
+    name: str = Field("", description="Name of the run and of its folder; empty: made from the settings.")
     seed: int = Field(0, ge=0, description="Seed of every random draw.")
-    clients: int = Field(20, ge=1, description="How many clients there are, M.")
-    rounds: int = Field(400, ge=1, description="How many rounds, T.")
+    clients: int = Field(20, ge=1, description="Number of clients, M.")
+    rounds: int = Field(400, ge=1, description="Number of rounds, T.")
     method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(_typed_method)] = Field(
         MaplSettings(), description="The method and its own settings."
     )
@@ -144,23 +146,23 @@ class Recipe(Section):
         return compose(("Python", settings))[0]
 
     def title(self) -> str:
-        """The name, or one made from what the run is."""
+        """The name of the run, or one made from its settings."""
         alike = list(self.model.backbones) if len(set(self.model.backbones)) == 1 else []
         parts = (self.data.name, self.partition.short(), self.method.name, *alike, self.network.topology.name)
         made = "-".join(part.replace(":", ".").replace("/", ".") for part in parts)
         return self.name or f"{made}-m{self.clients}-seed{self.seed}"
 
     def fingerprint(self) -> str:
-        """16 hex digits that two recipes share when they describe the same run, whatever its name, place and length."""
+        """16 hex digits, equal for recipes that describe the same run, whatever its name, device and length."""
         tree = self.model_dump(mode="json", exclude={"name", "rounds", "checkpoint", "engine"})
         tree["data"].pop("folder")
         tree["network"].pop("transport")  # results are equal over any transport
-        tree["evaluate"].pop("all_images")  # it changes nothing that is trained, nor the recipe's own test
+        tree["evaluate"].pop("all_images")  # it changes neither training nor the recipe's own test
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
-    """A recipe of named layers, each over the one before, above the defaults and what the data set suggests."""
+    """A recipe from named layers, each overriding the one before, the data set's suggestions and the defaults."""
     given: Tree = {}
     for _, layer in layers:
         over = _expand_names(layer)
@@ -173,14 +175,14 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     source = " and ".join(origin for origin, _ in layers) or "defaults"
     recipe = validated(tree, source)
     origins = {key: origin for origin, layer in stack for key in flat(layer)}
-    # A list or a table given whole is the origin of everything below its key.
+    # A list or a table that is given as a whole is the origin of everything below its key.
     return recipe, {key: _origin(key, origins) for key in flat(recipe.model_dump(mode="json"))}
 
 
 def _ready_for(over: Tree, given: Tree) -> Tree:
-    """What was given so far; where `over` names another method, without the settings that this one does not have.
+    """What was given so far. If `over` names another method, settings that this method does not have are left out.
 
-    So `--method fedproto` goes over a recipe whose own method has a graph.
+    So `--method fedproto` can override a recipe whose method has a graph.
     """
     before, after = given.get("method"), over.get("method")
     if not (isinstance(before, dict) and isinstance(after, dict)):
@@ -193,7 +195,7 @@ def _ready_for(over: Tree, given: Tree) -> Tree:
 
 
 def suggestions(data: Any, method: Any) -> Tree:
-    """What a recipe should default to with this data set; of its suggestions for methods, those that this one takes."""
+    """The defaults for this data set; of those for methods, only the ones that this method has."""
     if data == GIVEN_IN_PYTHON or not isinstance(data, str):
         return {}
     source = find("data set", data, mapl.data.sources)
@@ -205,7 +207,7 @@ def suggestions(data: Any, method: Any) -> Tree:
     if find("method", name, mapl.methods).homogeneous:
         suggested = merge(suggested, {"model": {"backbones": [getattr(source, "alike", "resnet18")]}})
     taken = {k: v for k, v in suggested.get("method", {}).items() if k in known}
-    # An empty table would pass for the origin of all of the method's defaults.
+    # An empty table would count as the origin of all defaults of the method.
     rest = {k: v for k, v in suggested.items() if k != "method"}
     return {**rest, "method": taken} if taken else rest
 
@@ -223,7 +225,7 @@ def read(path: Path) -> Tree:
 
 
 def validated(tree: Tree, source: str) -> Recipe:
-    """The recipe of a tree, or one error that says which key, what it got and what it takes."""
+    """The recipe of a tree, or one error that says which key, what it got, and what it takes."""
     try:
         return Recipe.model_validate(_with_none(tree, Recipe))
     except ValidationError as error:
@@ -231,7 +233,7 @@ def validated(tree: Tree, source: str) -> Recipe:
 
 
 def merge(base: Tree, over: Tree) -> Tree:
-    """`base` with the values of `over` in place of its own, table by table."""
+    """`base`, overridden by the values of `over`, table by table."""
     result = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -240,7 +242,7 @@ def merge(base: Tree, over: Tree) -> Tree:
 
 
 def assignment(text: str) -> Tree:
-    """The tree of one `key.path=value` of the command line; the value is TOML, or else a plain string."""
+    """The tree of one `key.path=value` from the command line; the value is TOML, or else a plain string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise MaplError(f"--set {text!r}: write it as key=value, for example method.graph.beta=0.2")
@@ -274,12 +276,12 @@ def _toml_lines(tree: Tree, path: tuple[str, ...], provenance: Provenance) -> It
 
 
 def _expand_names(layer: Tree) -> Tree:
-    """`method = "local"` and its like are short for `[method] name = "local"`."""
+    """`method = "local"` is short for `[method] name = "local"`; the same for `data`."""
     return {k: {"name": v} if k in ("method", "data") and isinstance(v, str) else v for k, v in layer.items()}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a tree by their dotted keys; an empty table is a value."""
+    """The values of a tree by dotted key; an empty table is a value."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
@@ -295,7 +297,7 @@ def _origin(key: str, origins: Provenance) -> str:
 
 
 def _with_none(tree: Tree, section: type[BaseModel]) -> Tree:
-    """The tree with None for "none", wherever a setting may have no value."""
+    """The tree with None instead of "none" for settings that may have no value."""
     result = dict(tree)
     for key, value in tree.items():
         takes = section.model_fields[key].annotation if key in section.model_fields else None
@@ -307,7 +309,7 @@ def _with_none(tree: Tree, section: type[BaseModel]) -> Tree:
 
 
 def _complaint(errors: Sequence[Any], tree: Tree) -> str:
-    """Pydantic's errors as clauses: which key, what it got, what it takes."""
+    """Pydantic's errors as one sentence: which key, what it got, what it takes."""
     clauses: dict[str, list[str]] = {}
     for error in errors:
         key, table = _place(error["loc"], tree)
@@ -322,14 +324,14 @@ def _complaint(errors: Sequence[Any], tree: Tree) -> str:
 
 
 def _once(opening: str, texts: Sequence[str]) -> list[str]:
-    """The texts, with an opening that they share left out of all but the first."""
+    """The texts, with a shared opening left out of all but the first."""
     return [text.removeprefix(opening) if index else text for index, text in enumerate(texts)]
 
 
 def _place(location: Sequence[str | int], tree: Tree) -> tuple[str, type[BaseModel] | None]:
-    """The dotted key that an error is about, and the table that it stands in.
+    """The dotted key that an error is about, and the table that contains it.
 
-    Pydantic also puts there which member of a union it tried; no recipe has such a key.
+    Pydantic also adds the member of a union that it tried, which is not a key of any recipe.
     """
     section: type[BaseModel] | None = Recipe
     table, key = section, []
@@ -353,7 +355,7 @@ def _settings_of(method: Any) -> type[MethodSettings] | None:
 
 
 def _plain(message: str) -> str:
-    """What pydantic says that a value should be, without its turns of phrase."""
+    """What a value should be, according to pydantic, in plain words."""
     message = message.removeprefix("Value error, ").replace("Input should be", "it should be")
     message = re.sub(r", unable to parse .*| after validation, not \d+", "", message)
     message = re.sub(r"a valid dictionary or instance of \w+", "a table", message).replace("Tuple", "it")

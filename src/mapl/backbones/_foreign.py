@@ -1,7 +1,7 @@
-"""Models of other libraries as backbones: `torchvision.models:resnet18`, `timm:resnet18`, and makers like them.
+"""Models of other libraries as backbones: `torchvision.models:resnet18`, `timm:resnet18`, and similar functions.
 
-Such a maker knows nothing of (image shape, d_z); what it can be told is `num_classes`, and its classes become our d_z.
-None of these libraries is needed unless a recipe names it.
+Such a function does not know (image shape, d_z). It takes `num_classes`, which becomes our d_z. These libraries are
+needed only if a recipe names them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Backbone = Callable[[tuple[int, int, int], int], nn.Module]
 
 
 class Foreign(nn.Module):
-    """A model of another library: grey images are repeated to its channels, the first of several outputs is taken.
+    """A model of another library. Grey images are repeated to its channels; of several outputs the first is taken.
 
-    Several outputs are those of auxiliary heads, as GoogLeNet has them while it trains; their weights are not trained.
+    Further outputs are those of auxiliary heads, as in GoogLeNet during training. Their weights are not trained.
     """
 
     def __init__(self, network: nn.Module, channels: int):
@@ -37,20 +37,20 @@ class Foreign(nn.Module):
 
 
 def adapted(path: str, maker: Callable[..., nn.Module]) -> Backbone:
-    """A backbone out of whatever an import path named: `maker` itself, unless `num_classes` is all that it needs."""
+    """A backbone from an import path: `maker` itself, unless `num_classes` is all it needs."""
     if not _needs_only_classes(maker):
         return maker
 
     def backbone(image: tuple[int, int, int], embedding: int) -> nn.Module:
         if image[0] not in (1, 3):
-            raise MaplError(f"backbone {path!r} takes images of 3 channels (or 1, repeated), not of {image[0]}")
+            raise MaplError(f"backbone {path!r} takes images of 3 channels (or 1, repeated), not {image[0]}")
         return Foreign(maker(num_classes=embedding), channels=3)
 
     return backbone
 
 
 def timm_model(name: str) -> Backbone:
-    """The timm model of that name, with a stem for as many channels as the images have."""
+    """The timm model of that name, with a stem for the images' number of channels."""
     try:
         timm: Any = importlib.import_module("timm")
     except ImportError as error:
@@ -65,10 +65,10 @@ def timm_model(name: str) -> Backbone:
 
 
 def _needs_only_classes(maker: Callable[..., nn.Module]) -> bool:
-    """Whether `maker(num_classes=…)` is a whole call. Our backbones need two positional arguments, or take `*args`."""
+    """Whether `maker(num_classes=…)` is a complete call. Our backbones need two positional arguments or `*args`."""
     try:
         signature = inspect.signature(maker)
         signature.bind(num_classes=1)
-    except (TypeError, ValueError):  # not a complete call; or a callable without a signature
+    except (TypeError, ValueError):  # not a complete call, or a callable without a signature
         return False
     return all(parameter.kind is not parameter.VAR_POSITIONAL for parameter in signature.parameters.values())

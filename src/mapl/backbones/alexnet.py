@@ -12,7 +12,7 @@ class AlexNet(nn.Sequential):
 
     Three 3×3 convolutions of 64, 128 and 256 channels instead of five, ReLU without normalisation, average pooling to
     3×3 and two linear layers with dropout before the first. MAPL does not say how its convolutions are padded: here by
-    one pixel, so that they keep the size. First weights are torch's own. The 2012 network is `alexnet-original`.
+    one pixel, which keeps the size. Weights are initialised by torch. The 2012 network is `alexnet-original`.
     """
 
     name = "alexnet"

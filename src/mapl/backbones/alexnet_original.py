@@ -11,18 +11,18 @@ from mapl.errors import MaplError
 __all__ = ["AlexNetOriginal"]
 
 SMALLEST = 63
-"""Pixels on the shorter side below which nothing is left to pool after the last convolution."""
+"""The shorter side in pixels; with less, nothing is left to pool after the last convolution."""
 
 
 class AlexNetOriginal(nn.Sequential):
-    """AlexNet (Krizhevsky et al. 2012) in one column, for 224-pixel images, at least 63.
+    """AlexNet (Krizhevsky et al. 2012) in one column, for images of 224 pixels, at least 63.
 
-    The version that is widely distributed (A. Krizhevsky, *One weird trick*, 2014, arXiv 1404.5997): one column of five
-    convolutions instead of two, no local response normalisation. What differs from it is the stem's number of input
-    channels, and `classifier.6`, which maps to the embedding instead of classes.
+    The widely distributed version (A. Krizhevsky, *One weird trick*, 2014, arXiv 1404.5997): one column of five
+    convolutions instead of two, no local response normalisation. Two things differ: the number of input channels, and
+    `classifier.6`, which maps to the embedding instead of classes.
 
-    Tensors have their customary public names: a public state dict loads once its `classifier.6.*` is dropped. First
-    weights are torch's own, as in the public definition.
+    Tensors have their usual public names: a public state dict loads without its `classifier.6.*`. Weights are
+    initialised by torch, as in the public definition.
     """
 
     name = "alexnet-original"
@@ -31,7 +31,7 @@ class AlexNetOriginal(nn.Sequential):
         if min(image[1:]) < SMALLEST:
             raise MaplError(
                 f"backbone 'alexnet-original' needs images of {SMALLEST} pixels or more, not {image[1]}×{image[2]}; "
-                "'alexnet' is the one for small images"
+                "use 'alexnet' for small images"
             )
         super().__init__(
             OrderedDict(

@@ -10,7 +10,7 @@ __all__ = ["CNN"]
 
 
 class CNN(nn.Sequential):
-    """Three plain convolutions; the first shrinks images of 16 pixels or more to a quarter."""
+    """Three plain convolutions; the first has stride 4 for images of 16 pixels or more."""
 
     name = "cnn"
 

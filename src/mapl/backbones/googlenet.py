@@ -11,7 +11,7 @@ __all__ = ["GoogLeNet"]
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the size (but for its stride), batch normalisation, ReLU, under their public names."""
+    """A convolution with padding, batch normalisation and ReLU, under their public names."""
     return nn.Sequential(
         OrderedDict(
             conv=nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
@@ -22,14 +22,14 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequenti
 
 
 def pool(size: int) -> nn.MaxPool2d:
-    """Halves the size, rounding up."""
+    """Max pooling that halves the size, rounding up."""
     return nn.MaxPool2d(size, stride=2, ceil_mode=True)
 
 
 class Inception(nn.Module):
     """Four branches side by side: 1×1; 1×1 then 3×3; 1×1 then "5×5" (which is 3×3 here); pooling then 1×1.
 
-    The pairs are the channels (inside, out) of a branch.
+    The pairs are the (hidden, output) channels of a branch.
     """
 
     def __init__(self, inputs: int, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int):
@@ -46,14 +46,14 @@ class Inception(nn.Module):
 class GoogLeNet(nn.Sequential):
     """GoogLeNet (Szegedy et al. 2014) with batch normalisation and its ImageNet stem.
 
-    The version that is widely distributed: batch normalisation (ε = 0.001) after every convolution instead of local
-    response normalisation, 3×3 convolutions where the paper has 5×5, dropout of 0.2 before `fc`. The stem and the
-    pooling make a 32-pixel image 1×1. What differs from it is the stem's number of input channels; `fc`, which maps to
-    the embedding instead of classes; and that there are no auxiliary heads, whose outputs MAPL does not use.
+    The widely distributed version: batch normalisation (ε = 0.001) after every convolution instead of local response
+    normalisation, 3×3 convolutions where the paper has 5×5, dropout of 0.2 before `fc`. The stem and the pooling reduce
+    a 32-pixel image to 1×1. Three things differ: the number of input channels; `fc`, which maps to the embedding
+    instead of classes; and there are no auxiliary heads, because MAPL does not use their outputs.
 
-    Tensors have their customary public names: a public state dict loads once its `fc.*`, `aux1.*` and `aux2.*` are
-    dropped (public weights may also expect images normalised by mean and deviation 0.5). First weights: convolutions
-    from a truncated normal of deviation 0.01 as in the public definition, `fc` as torch, as if replaced there.
+    Tensors have their usual public names: a public state dict loads without its `fc.*`, `aux1.*` and `aux2.*`. (Public
+    weights may also expect images normalised with mean and deviation 0.5.) Initial weights: convolutions from a
+    truncated normal with deviation 0.01, as in the public definition; `fc` by torch, as if replaced there.
     """
 
     name = "googlenet"

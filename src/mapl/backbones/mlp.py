@@ -10,7 +10,7 @@ __all__ = ["MLP"]
 
 
 class MLP(nn.Sequential):
-    """Two hidden layers of 128 on the flattened image: no idea of neighbouring pixels at all."""
+    """Two hidden layers of 128 on the flattened image: it does not know which pixels are neighbours."""
 
     name = "mlp"
 

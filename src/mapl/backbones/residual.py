@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 
 class Residual(nn.Sequential):
-    """A stem, which shrinks images of 16 pixels or more to a quarter, and two residual blocks."""
+    """A stem, with stride 4 for images of 16 pixels or more, and two residual blocks."""
 
     name = "residual"
 

@@ -11,7 +11,7 @@ __all__ = ["ResNet18"]
 
 
 class Block(nn.Module):
-    """ReLU(x + F(x)) with two 3×3 convolutions in F; where the shape changes, x passes a 1×1 convolution."""
+    """ReLU(x + F(x)) with two 3×3 convolutions in F; if the shape changes, x goes through a 1×1 convolution."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__()
@@ -35,11 +35,12 @@ def layer(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 class ResNet18(nn.Sequential):
     """ResNet18 (He et al. 2015) with its ImageNet stem.
 
-    The stem (7×7 of stride 2, then max pooling of stride 2) and the four layers make a 32-pixel image 1×1. What differs
-    from the original is the stem's number of input channels, and `fc`, which maps to the embedding instead of classes.
+    The stem (7×7 with stride 2, then max pooling with stride 2) and the four layers reduce a 32-pixel image to 1×1. Two
+    things differ from the original: the number of input channels, and `fc`, which maps to the embedding instead of
+    classes.
 
-    Tensors have their customary public names: a public state dict loads once its `fc.*` is dropped. First weights, as
-    in the public definition: convolutions normal with variance 2 / fan-out, batch normalisation 1 and 0, `fc` as torch.
+    Tensors have their usual public names: a public state dict loads without its `fc.*`. Initial weights are those of
+    the public definition: convolutions normal with variance 2 / fan-out, batch normalisation 1 and 0, `fc` by torch.
     """
 
     name = "resnet18"

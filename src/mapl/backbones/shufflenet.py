@@ -13,14 +13,14 @@ __all__ = ["ShuffleNet"]
 
 
 def depthwise(channels: int, stride: int) -> tuple[nn.Module, nn.Module]:
-    """One 3×3 filter a channel, and batch normalisation without a ReLU."""
+    """One 3×3 filter per channel, and batch normalisation without a ReLU."""
     return nn.Conv2d(channels, channels, 3, stride, 1, groups=channels, bias=False), nn.BatchNorm2d(channels)
 
 
 class Unit(nn.Module):
     """Two branches side by side, whose channels are then interleaved.
 
-    With stride 1 the first half of the channels passes unchanged and the second half is convolved; with stride 2 both
+    With stride 1, the first half of the channels passes unchanged and the second half is convolved. With stride 2, both
     branches convolve all channels.
     """
 
@@ -50,12 +50,13 @@ def stage(inputs: int, outputs: int, units: int) -> nn.Sequential:
 class ShuffleNet(nn.Sequential):
     """ShuffleNetV2 ×1.0 (Ma et al. 2018) with its ImageNet stem.
 
-    MAPL's text cites the first ShuffleNet; its released program uses version 2 at width 1, and so does this file. The
-    stem (3×3 of stride 2, then max pooling of stride 2) and the three stages make a 32-pixel image 1×1. What differs
-    from the original is the stem's number of input channels, and `fc`, which maps to the embedding instead of classes.
+    MAPL's text cites the first ShuffleNet; its released program uses version 2 with width 1, and so does this file. The
+    stem (3×3 with stride 2, then max pooling with stride 2) and the three stages reduce a 32-pixel image to 1×1. Two
+    things differ from the original: the number of input channels, and `fc`, which maps to the embedding instead of
+    classes.
 
-    Tensors have their customary public names: a public state dict loads once its `fc.*` is dropped. First weights are
-    torch's own, as in the public definition.
+    Tensors have their usual public names: a public state dict loads without its `fc.*`. Weights are initialised by
+    torch, as in the public definition.
     """
 
     name = "shufflenet"

@@ -1,4 +1,4 @@
-"""From arrays that were read from a file to checked images."""
+"""Checked images from arrays that were read from a file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Array = NDArray[Any]
 
 
 def labelled(pixels: Array, labels: Array, classes: int, where: Path, shape: tuple[int, ...] | None = None) -> Images:
-    """Images of a file, checked: `pixels` uint8 (N, C, H, W), of this `shape` (C, H, W) if one is given; `labels`
-    (N,) whole numbers from 0 to `classes` − 1."""
+    """Check the images of a file: `pixels` are uint8 (N, C, H, W), of `shape` (C, H, W) if that is given; `labels` (N,)
+    are whole numbers from 0 to `classes` − 1."""
     name = repr(str(where))
     if pixels.dtype != np.uint8 or pixels.ndim != 4:
         raise MaplError(f"{name} has images of type {pixels.dtype} and shape {pixels.shape}, not uint8 (N, C, H, W)")
@@ -29,7 +29,7 @@ def labelled(pixels: Array, labels: Array, classes: int, where: Path, shape: tup
     if not np.issubdtype(labels.dtype, np.integer) or labels.shape != (len(pixels),):
         raise MaplError(
             f"{name} has {len(pixels)} images, but labels of type {labels.dtype} and shape {labels.shape}: it should "
-            "have one whole number an image"
+            "have one whole number per image"
         )
     if labels.min() < 0 or labels.max() >= classes:
         at = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
@@ -37,13 +37,13 @@ def labelled(pixels: Array, labels: Array, classes: int, where: Path, shape: tup
             f"{name} has the label {labels[at]} (image number {at}); with {classes} classes labels run from 0 to "
             f"{classes - 1}"
         )
-    # Arrays that are views of a file's bytes cannot be written, which tensors must be.
+    # Arrays that are views of a file's bytes are read-only, and tensors must be writable.
     owned = np.require(pixels, requirements=["C", "W"])
     return Images(torch.from_numpy(owned), torch.from_numpy(labels.astype(np.int64)))
 
 
 def mean_and_std(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Per channel, of pixels scaled to [0, 1]. Sums are whole numbers, so that no order of summation shows in them."""
+    """Per channel, for pixels scaled to [0, 1]. Sums are whole numbers, so their order does not matter."""
     total = torch.zeros(pixels.shape[1], dtype=torch.int64)
     squares = torch.zeros_like(total)
     for start in range(0, len(pixels), 4096):
@@ -53,5 +53,5 @@ def mean_and_std(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     count = pixels.numel() // pixels.shape[1]
     mean = total.double() / count
     std = (squares.double() / count - mean.square()).clamp_min(0).sqrt()
-    # A channel that never changes is divided by the smallest step there is.
+    # A constant channel is divided by one grey level, not by 0.
     return tuple((mean / 255).tolist()), tuple((std.clamp_min(1.0) / 255).tolist())

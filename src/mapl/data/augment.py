@@ -1,18 +1,18 @@
 """Random views of images, a whole batch at a time.
 
-All randomness enters as one tensor of uniforms, a row an image: `draw` makes it on the CPU from a keyed generator, and
-`apply` is a deterministic function of (images, uniforms). So the same draw gives the same view on a CPU and on a GPU,
-eagerly or inside a captured CUDA graph: `apply` reads no value back to the host, takes no branch on one, makes no shape
-depend on one, and copies nothing from the host (its constants are put on the device when it is built).
+All random numbers come as one tensor of uniforms, with one row per image. `draw` makes it on the CPU from a keyed
+generator, and `apply` is a deterministic function of (images, uniforms). So the same draw gives the same view on a CPU
+and on a GPU, eagerly or in a captured step. For that, `apply` reads no value back to the host, has no branch or shape
+that depends on a value, and copies nothing from the host: its constants are on the device from the start.
 
-Crops and flips are two small matrices an image, `out = R · x · Cᵀ`, and so is the blur. Each operation is defined as
-torchvision defines it for tensors, applied in the order crop, colour jitter, greyscale, blur, with these differences:
+Crops and flips are two small matrices per image, `out = R · x · Cᵀ`, and so is the blur. Each operation is defined as
+in torchvision for tensors, in the order crop, colour jitter, greyscale, blur, with these differences:
 
 - ColorJitter permutes its four operations at random for every image. Here the order is always brightness, contrast,
-  saturation, hue, so that all the images of a batch take one path.
-- The flip, last in the paper's table, is part of the crop's matrix C. It gives the same image, since it commutes with
-  every colour operation (they treat all places alike) and with the blur (its kernel and its padding are symmetric).
-- Values stay float32 throughout; torchvision on 8-bit images rounds to 1/255 after every operation.
+  saturation, hue, so that all images of a batch take one path.
+- The flip, last in the paper's table, is part of the crop's matrix C. The image is the same, because a flip commutes
+  with every colour operation (they treat all pixels alike) and with the blur (kernel and padding are symmetric).
+- Values stay float32 throughout; torchvision rounds 8-bit images to 1/255 after every operation.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from torch.nn.functional import one_hot, pad
 from mapl.errors import MaplError
 
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)
-"""The share of red, green and blue in a grey value (ITU-R 601, as torchvision rounds it)."""
+"""The shares of red, green and blue in a grey value (ITU-R 601, as torchvision rounds them)."""
 
 HUE_PHASES = (2.0, 5 / 3, 4 / 3)
-"""Where on the colour circle red, green and blue see a hue, in turns; a turn more than need be, to stay above zero."""
+"""Phases of red, green and blue on the colour circle, in turns; one turn is added to keep them above zero."""
 
 CROP_TRIES = 10
-"""How often RandomResizedCrop draws an area and a ratio before it falls back on a central crop."""
+"""How often RandomResizedCrop draws an area and a ratio before it falls back to a central crop."""
 
 
 class AugmentSettings(BaseModel):
-    """Which random changes an image goes through; the default is none."""
+    """Random changes to an image; the default is none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     crop_scale: tuple[float, float] | None = Field(
-        default=None, description="Smallest and largest part of the area that a resized crop keeps; none for no crop."
+        default=None, description="Smallest and largest share of the area that a resized crop keeps; 'none': no crop."
     )
     crop_ratio: tuple[float, float] = Field(
         default=(3 / 4, 4 / 3), description="Smallest and largest ratio of width to height of a resized crop."
     )
     crop_padding: int = Field(
-        default=0, ge=0, description="Zeros put around the image before a crop of its own size; 0 for no such crop."
+        default=0, ge=0, description="Zeros added around the image before a crop of the original size; 0: no such crop."
     )
-    flip: float = Field(default=0.0, ge=0, le=1, description="Probability of swapping left and right.")
+    flip: float = Field(default=0.0, ge=0, le=1, description="Probability of a horizontal flip.")
     jitter_probability: float = Field(
-        default=0.8, ge=0, le=1, description="Probability of changing brightness, contrast, saturation and hue at all."
+        default=0.8, ge=0, le=1, description="Probability that brightness, contrast, saturation and hue are changed."
     )
     brightness: float = Field(default=0.0, ge=0, le=1, description="Largest relative change of the brightness.")
     contrast: float = Field(default=0.0, ge=0, le=1, description="Largest relative change of the contrast.")
@@ -62,7 +62,7 @@ class AugmentSettings(BaseModel):
     hue: float = Field(
         default=0.0, ge=0, le=0.5, description="Largest shift of the hue, in turns of the colour circle."
     )
-    greyscale: float = Field(default=0.0, ge=0, le=1, description="Probability of making the image grey.")
+    greyscale: float = Field(default=0.0, ge=0, le=1, description="Probability that the image is made grey.")
     blur: float = Field(default=0.0, ge=0, le=1, description="Probability of a Gaussian blur.")
     blur_sigma: tuple[float, float] = Field(
         default=(0.1, 2.0), description="Smallest and largest standard deviation of the blur, in pixels."
@@ -78,7 +78,7 @@ class AugmentSettings(BaseModel):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.crop_scale is not None and self.crop_scale[1] > 1:
-            raise ValueError(f"crop_scale is a part of the image's area, at most 1, not {self.crop_scale[1]}")
+            raise ValueError(f"crop_scale is a share of the image's area, at most 1, not {self.crop_scale[1]}")
         if self.crop_scale is not None and self.crop_padding > 0:
             raise ValueError("crop_scale and crop_padding are two kinds of crop: set one of them")
         return self
@@ -87,10 +87,10 @@ class AugmentSettings(BaseModel):
 RELEASED = AugmentSettings(
     crop_scale=(0.2, 1.0), flip=0.5, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, greyscale=0.2
 )
-"""What the paper's released program does: the paper's augmentation without the blur."""
+"""The augmentation of the paper's released program: the printed one without the blur."""
 
 PAPER = RELEASED.model_copy(update={"blur": 0.5})
-"""The augmentation that the paper's appendix lists."""
+"""The augmentation in the paper's appendix."""
 
 PLAIN = AugmentSettings(crop_padding=4, flip=0.5)
 """The usual augmentation of supervised learning on small images, used by the baselines."""
@@ -99,22 +99,22 @@ NONE = AugmentSettings()
 """No augmentation."""
 
 Draws = dict[str, Tensor]
-"""The uniforms of a batch by what they are for: float64, (N, as many as the purpose takes)."""
+"""The uniforms of a batch by purpose: float64, (N, numbers for that purpose)."""
 
 
 class Augmentation:
     """Augments and normalises batches of images of one shape.
 
     Args:
-        settings: what to do; an operation that is switched off costs nothing.
+        settings: which operations; those that are switched off cost nothing.
         shape: (C, H, W) of the images.
-        mean, std: one number a channel; the result is (image − mean) / std of the image in [0, 1].
-        device: where `apply` and `normalise` will be given their tensors.
+        mean, std: one number per channel; the result is (image − mean) / std for images in [0, 1].
+        device: where the tensors for `apply` and `normalise` will be.
 
     Raises:
         MaplError: `mean` or `std` do not fit the shape, or the settings need colours that the images do not have.
 
-    On images of one channel saturation, hue and greyscale change nothing and are left out.
+    On images with one channel, saturation, hue and greyscale change nothing and are left out.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class Augmentation:
         if min(shape) < 1:
             raise MaplError(f"images should have at least one channel, row and column, not the shape {tuple(shape)}")
         if len(mean) != channels or len(std) != channels or min(std) <= 0:
-            raise MaplError(f"mean and std should have one number a channel ({channels}), those of std above 0")
+            raise MaplError(f"mean and std should have one number per channel ({channels}), those of std above 0")
         self.settings = settings
         self.shape = (channels, height, width)
         self.uniforms_per_image = 0
-        """P: how many random numbers the settings take for one image."""
+        """P: random numbers per image."""
         self._slots: dict[str, slice] = {}
         self._steps: list[Callable[[Tensor, Draws], Tensor]] = []
         self._plan()
@@ -153,21 +153,21 @@ class Augmentation:
     def draw(self, generator: torch.Generator, n: int) -> Tensor:
         """Uniforms in [0, 1) for n images, float32 (n, P) on the CPU.
 
-        A row holds, of what is switched on: ten areas and ten ratios of resized crops, top and left of the crop, the
-        flip, whether to jitter, brightness, contrast, saturation, hue, the greyscale, whether to blur and how much.
+        A row has, for the operations that are switched on: ten areas and ten ratios of resized crops, top and left of
+        the crop, flip, jitter or not, brightness, contrast, saturation, hue, greyscale, blur or not, and how much.
         """
         return torch.rand((n, self.uniforms_per_image), generator=generator, dtype=torch.float32)
 
     def apply(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """Augmented and normalised images, float32 (N, C, H, W).
 
-        `images` (N, C, H, W) is uint8 in 0…255 or floating point in [0, 1]; `uniforms` (N, P) comes from `draw`, moved
+        `images` (N, C, H, W) are uint8 in 0…255 or floating point in [0, 1]; `uniforms` (N, P) come from `draw`, moved
         to the device. Neither is changed. Not for use under autocast, which would crop and blur in half precision.
         """
         if images.shape[1:] != self.shape or uniforms.shape != (len(images), self.uniforms_per_image):
             given = f"images {tuple(images.shape)} and uniforms {tuple(uniforms.shape)}"
             raise ValueError(f"{given} should be (N, *{self.shape}) and (N, {self.uniforms_per_image})")
-        # A crop is rounded to whole pixels: in float64 no device lands on the other side of a half.
+        # A crop is rounded to whole pixels. In float64 all devices round to the same pixel.
         uniforms = uniforms.double()
         draws = {name: uniforms[:, slot] for name, slot in self._slots.items()}
         pixels = _fresh_pixels(images)
@@ -176,14 +176,14 @@ class Augmentation:
         return self._standardise(pixels)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """The images as `apply` gives them where there is no augmentation: for evaluation."""
+        """Normalised images without augmentation, for tests."""
         return self._standardise(_fresh_pixels(images))
 
     def _standardise(self, pixels: Tensor) -> Tensor:
         return pixels.sub_(self._mean).div_(self._std)
 
     def _plan(self) -> None:
-        """Decides, once, which steps to take and which uniforms each of them reads."""
+        """Decide once which steps to take and which uniforms each reads."""
         settings, channels = self.settings, self.shape[0]
         if settings.crop_scale is not None:
             self._take(crop_area=CROP_TRIES, crop_ratio=CROP_TRIES, crop_top=1, crop_left=1)
@@ -211,8 +211,8 @@ class Augmentation:
             self._steps.append(self._make_grey)
         if channels not in (1, 3) and (greyscale or on.keys() - {"brightness"}):
             raise MaplError(
-                f"contrast, saturation, hue and greyscale need images of 1 or 3 channels, and these have {channels}: "
-                "switch them off in the augmentation's settings"
+                f"contrast, saturation, hue and greyscale need images with 1 or 3 channels, but these have {channels}: "
+                "switch them off in the settings of the augmentation"
             )
         if settings.blur > 0:
             self._take(blur=1, blur_sigma=1)
@@ -223,7 +223,7 @@ class Augmentation:
             self._slots[name] = slice(self.uniforms_per_image, self.uniforms_per_image + width)
             self.uniforms_per_image += width
 
-    # The steps own the pixels they are given and change them in place: on a CPU, fresh memory costs more than the sums.
+    # Steps change their pixels in place: on a CPU, new memory costs more than the arithmetic.
 
     def _crop_and_flip(self, pixels: Tensor, draws: Draws) -> Tensor:
         rows, columns = self._rows.expand(len(pixels), -1), self._columns.expand(len(pixels), -1)
@@ -244,7 +244,7 @@ class Augmentation:
         smallest, largest = self.settings.crop_ratio
         area = _between(draws["crop_area"], *scale) * (height * width)
         ratio = _between(draws["crop_ratio"], math.log(smallest), math.log(largest)).exp()
-        # The fallback, the largest central crop of an allowed ratio, is one try more and always valid.
+        # The fallback, the largest central crop with an allowed ratio, is one more try that is always valid.
         last_height = max(1, min(height, round(width / smallest)))
         last_width = max(1, min(width, round(height * largest)))
         heights = pad((area / ratio).sqrt().round(), (0, 1), value=last_height)
@@ -259,7 +259,7 @@ class Augmentation:
         return top, left, crop_height, crop_width
 
     def _jitter(self, draws: Draws, name: str, amount: float) -> Tensor:
-        """A change in ±amount, 0 for the images that are left alone, float32 (N, 1, 1, 1)."""
+        """A change within ±amount, 0 for images without jitter, float32 (N, 1, 1, 1)."""
         chosen = draws["jitter"] < self.settings.jitter_probability
         return (_between(draws[name], -amount, amount) * chosen).float().view(-1, 1, 1, 1)
 
@@ -297,12 +297,12 @@ class Augmentation:
 
 
 def blur_kernel_size(height: int, width: int) -> int:
-    """The side of the Gaussian kernel: SimCLR's tenth of the image made odd, at least 3 (3 at 32 px, 23 at 224 px)."""
+    """The side of the Gaussian kernel: a tenth of the image as in SimCLR, odd, at least 3 (23 at 224 px)."""
     return max(3, 2 * (min(height, width) // 20) + 1)
 
 
 def _fresh_pixels(images: Tensor) -> Tensor:
-    """The images as float32 in [0, 1], in memory of their own."""
+    """A copy of the images as float32 in [0, 1]."""
     pixels = images.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     return pixels.div_(255) if images.dtype == torch.uint8 else pixels
 
@@ -317,15 +317,15 @@ def _integer(uniforms: Tensor, largest: Tensor | int) -> Tensor:
 
 
 def _stretched(places: Tensor, start: Tensor, length: Tensor) -> Tensor:
-    """Where in the image the pixels of a resized crop are read, (N, size): half-pixel centres, clamped to the crop."""
+    """Where the pixels of a resized crop are read in the image, (N, size): half-pixel centres, clamped to the crop."""
     inside = (places + 0.5) * (length / places.shape[1]) - 0.5
     return start + torch.minimum(inside.clamp_min(0), length - 1)
 
 
 def _interpolation(places: Tensor) -> Tensor:
-    """The matrix (N, size, size) that reads a line of pixels linearly at `places` (N, size), with zeros past its ends.
+    """The matrix (N, size, size) that interpolates a line of pixels linearly at `places` (N, size); zeros outside.
 
-    A crop only ever stretches what it keeps, so two neighbours are all that a place needs: there is no antialiasing.
+    A crop never shrinks what it keeps, so two neighbours per place are enough: there is no antialiasing.
     """
     pixels = torch.arange(places.shape[1], dtype=torch.float32, device=places.device)
     return places.float().unsqueeze(2).sub(pixels).abs_().neg_().add_(1).clamp_min_(0)
@@ -352,15 +352,15 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def _rotate_hue(pixels: Tensor, shift: Tensor, phases: Tensor) -> Tensor:
-    """Shifts the hue of HSV by a part of a turn, in place.
+    """Shift the hue of HSV by a fraction of a turn, in place.
 
-    Saturation and value stay, hence so do the largest and the smallest of the three channels. Of a hue h, the channel
-    with a phase p shows smallest + (largest − smallest) · clamp(|6 · frac(h + p) − 3| − 1, 0, 1).
+    Saturation and value stay the same, and so do the largest and the smallest of the three channels. For hue h, the
+    channel with phase p has the value smallest + (largest − smallest) · clamp(|6 · frac(h + p) − 3| − 1, 0, 1).
     """
     red, green, blue = pixels.unbind(1)
     largest, smallest = pixels.amax(1), pixels.amin(1)
     chroma = largest - smallest
-    # A grey pixel has no hue, and no chroma to show it with: any finite one will do.
+    # A grey pixel has no hue and no chroma, so any finite hue will do.
     sixth = chroma.clamp_min(1e-12).mul_(6).reciprocal_()
     near_red = (green - blue).mul_(sixth)
     near_green = (blue - red).mul_(sixth).add_(1 / 3)

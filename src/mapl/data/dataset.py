@@ -1,4 +1,4 @@
-"""What a data set is to the rest of the package: labelled images as tensors, and how to normalise them."""
+"""What a data set is: labelled images as tensors, and how to normalise them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set of K classes; `mean` and `std` are per channel, of pixels scaled to [0, 1]."""
+    """A data set with K classes; `mean` and `std` are per channel, for pixels scaled to [0, 1]."""
 
     name: str
     train: Images
@@ -58,7 +58,7 @@ class Dataset:
     mean: tuple[float, ...] = field(default=(0.5,))
     std: tuple[float, ...] = field(default=(0.5,))
     class_names: tuple[str, ...] = ()
-    """What the classes are called, for tables; empty: by their numbers."""
+    """Names of the classes, for tables; if empty, their numbers are used."""
 
     def __post_init__(self) -> None:
         if self.class_names and len(self.class_names) != self.classes:
@@ -93,38 +93,38 @@ class DataSettings(BaseModel):
     name: str = Field("digits", description="A known data set, or the import path of one (package.module:Name).")
     folder: Path | None = Field(
         None,
-        description="Folder with the data sets' files; default: $MAPL_DATA, or data/. For the data set 'folder' the "
-        "folder of your own images, for 'npz' your file.",
+        description="Folder with the files of the data sets; default: $MAPL_DATA, or data/. For the data set 'folder', "
+        "the folder with your images; for 'npz', your file.",
     )
 
     def root(self) -> Path:
-        """The folder that published files lie in."""
+        """The folder with the files of published data sets."""
         return (self.folder or Path(os.environ.get("MAPL_DATA") or "data")).expanduser()
 
     def own(self) -> Path:
-        """Where somebody's own data lie: this has no default."""
+        """Where the user's own data are. There is no default."""
         if self.folder is None:
             raise MaplError(f"data set {self.name!r} is your own: say where it is with --set data.folder=PATH")
         return self.folder.expanduser()
 
 
 Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is in all (0: not known)."""
+"""Called with how much is done and the total (0 if unknown)."""
 
 
 def unseen(done: int, total: int) -> None:
-    """The progress that nobody watches."""
+    """Ignore progress."""
 
 
 class DataSource(Protocol):
-    """One file of this room: how a data set is read, and what a recipe should default to with it.
+    """How a data set is read, and the defaults that a recipe should have with it; one file of `sources/` each.
 
-    Beyond what is named here, a source may have `published` (a `Published`: which files it reads, and where they can be
-    downloaded), and one that takes long to read may have `progress`, a `Progress` that is called as it goes.
+    A source may also have `published` (a `Published`: which files it reads, and where to download them). A source that
+    takes long to read may have `progress`, a `Progress` that it calls as it reads.
     """
 
     name: ClassVar[str]
     suggests: ClassVar[dict[str, Any]]
-    # It may also have `alike`: the backbone for methods that need all clients to have the same one, if not resnet18.
+    # It may also have `alike`: the backbone for methods that need one architecture, if that is not resnet18.
 
     def load(self, settings: DataSettings) -> Dataset: ...

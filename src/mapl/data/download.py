@@ -1,4 +1,4 @@
-"""Downloading published files: resumed where they broke off, and put in place only when their checksum is right."""
+"""Downloads of published files. They resume where they broke off, and appear only if their checksum is right."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mapl.errors import MaplError
 
 CHUNK = 1 << 18
 RESUMES = 20
-"""How often one transfer goes on where it broke off, if something new arrived each time."""
+"""How often one transfer is resumed, if something new arrived each time."""
 
 Watch = Callable[[str], AbstractContextManager[Progress]]
-"""Makes the progress of one file, by its name."""
+"""Makes the `Progress` of a file, from its name."""
 
 
 def unwatched(name: str) -> AbstractContextManager[Progress]:
@@ -30,11 +30,11 @@ def unwatched(name: str) -> AbstractContextManager[Progress]:
 
 
 class _Failed(Exception):
-    """This address does not give the file."""
+    """This address did not deliver the file."""
 
 
 class _BrokenOff(_Failed):
-    """The connection broke or timed out; what arrived before is kept."""
+    """The connection broke or timed out; what has arrived is kept."""
 
 
 def get(
@@ -46,22 +46,24 @@ def get(
     timeout: float = 30.0,
     pause: float = 1.0,
 ) -> None:
-    """Bring a data set's files into a folder.
+    """Download the files of a data set into a folder.
 
     Args:
         mirrors: addresses of web folders that have the files too; tried before the published ones.
-        watch: makes the progress that is told about a file.
-        timeout: seconds without an answer after which an address is given up.
-        pause: seconds to wait before a broken transfer goes on.
+        watch: makes the progress for a file.
+        timeout: seconds without an answer before an address is given up.
+        pause: seconds to wait before a broken transfer is resumed.
 
-    A file that is there already is left alone, whatever its checksum, with a word in the log if it is not the published
-    one. Archives are unpacked beside.
+    An existing file is kept, whatever its checksum; if that is not the published one, the log says so. Archives are
+    unpacked next to it.
     """
     for file in published.downloads:
         target = folder / file.path
         if target.exists():
             if md5(target) != file.md5:
-                log.warning("%r has not the published checksum (repacked, or a part of it); used as found", str(target))
+                log.warning(
+                    "%r does not have the published checksum (repacked, or incomplete); used anyway", str(target)
+                )
         else:
             urls = [f"{mirror.rstrip('/')}/{target.name}" for mirror in mirrors]
             with watch(target.name) as progress:
@@ -75,7 +77,7 @@ def get(
 def _by_hand(published: Published, folder: Path, failures: Sequence[str]) -> str:
     absent = [folder / file.path for file in published.downloads if not (folder / file.path).exists()]
     return (
-        f"data set {published.name!r} could not be downloaded ({'; '.join(failures)}); where there is no network, put "
+        f"data set {published.name!r} could not be downloaded ({'; '.join(failures)}); without a network, put "
         f"{', '.join(path.name for path in absent)} into {str(absent[0].parent)!r} by hand, then run: mapl data get "
         f"{published.name} --folder {folder}"
     )
@@ -84,7 +86,7 @@ def _by_hand(published: Published, folder: Path, failures: Sequence[str]) -> str
 def _download(
     file: Download, target: Path, urls: Sequence[str], progress: Progress, timeout: float, pause: float
 ) -> list[str]:
-    """Put the file in place from the first address that gives it; otherwise say how each of them failed."""
+    """Get the file from the first address that delivers it; otherwise return how each of them failed."""
     part = target.with_name(f"{target.name}.part")
     failures = []
     try:
@@ -103,7 +105,7 @@ def _download(
 
 
 def _fetch(url: str, part: Path, published: str, progress: Progress, timeout: float, pause: float) -> None:
-    """Make `part` the whole file, with the right checksum, from one address."""
+    """Complete `part`, with the right checksum, from one address."""
     for attempt in range(RESUMES):
         before = _size(part)
         try:
@@ -117,19 +119,19 @@ def _fetch(url: str, part: Path, published: str, progress: Progress, timeout: fl
         if found == published:
             return
         part.unlink()
-        # Where a part was there before, it may have been of another file: once more, from the beginning.
+        # An older part may have come from another file: try once more from the beginning.
         if not before:
             raise _Failed(f"it gives another file, with the MD5 {found} instead of {published}")
 
 
 def _transfer(url: str, part: Path, progress: Progress, timeout: float) -> None:
-    """Append to `part` what it lacks, or write it anew where the server only sends whole files."""
+    """Append what is missing to `part`, or write all of it if the server only sends whole files."""
     done = _size(part)
     headers = {"User-Agent": "mapl"} | ({"Range": f"bytes={done}-"} if done else {})
     try:
         response: HTTPResponse = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # nothing follows what we have: the checksum will say whether that is the file
+        if error.code == 416 and done:  # nothing follows what we have; the checksum tells whether that is the file
             return
         raise _Failed(f"HTTP status {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
@@ -149,7 +151,7 @@ def _transfer(url: str, part: Path, progress: Progress, timeout: float) -> None:
 
 
 def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    """What arrives, as it arrives: errors of the network are told apart from those of the disk it is written to."""
+    """Chunks as they arrive. Errors of the network are kept apart from errors of the disk."""
     while True:
         try:
             chunk = response.read1(CHUNK)
@@ -170,15 +172,15 @@ def _size(path: Path) -> int:
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Unpack a tar archive beside, then rename, so that `into` is never half of it.
+    """Unpack a tar archive to a temporary name, then rename, so that `into` is never incomplete.
 
-    The archive may have the folder of that name in it, or only what belongs inside.
+    The archive may contain the folder of that name, or only its content.
     """
     aside = into.with_name(f".{into.name}.unpacking")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(aside, filter="data")  # refuses what would land outside of it
+            tar.extractall(aside, filter="data")  # refuses paths outside the folder
         whole = aside / into.name
         (whole if whole.is_dir() else aside).rename(into)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:

@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its kin: two zero bytes, a type, the number of dimensions, their sizes, the values."""
+"""The idx format of MNIST: two zero bytes, a type, the number of dimensions, their sizes, the values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GZIP = b"\x1f\x8b"
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The unsigned bytes of an idx file, gzipped or not, that has this many dimensions."""
+    """The unsigned bytes of an idx file with this many dimensions, gzipped or not."""
     name = repr(str(path))
     try:
         raw = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Images one a file, in a folder a class."""
+"""Images in files, with one folder per class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mapl.errors import MaplError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 CHANNELS = {"L": 1, "RGB": 3}
-"""How many channels images of Pillow's modes have; images of other modes are refused or converted."""
+"""Channels by Pillow's mode; images of other modes are refused or converted."""
 
 
 def class_names(split: Path) -> list[str]:
@@ -24,15 +24,17 @@ def class_names(split: Path) -> list[str]:
     except OSError as error:
         raise MaplError(f"{str(split)!r} is not a folder that can be read: {error.strerror}") from error
     if not names:
-        raise MaplError(f"{str(split)!r} has no folders: it should have one a class, with the images of that class")
+        raise MaplError(f"{str(split)!r} has no folders: it should have one per class, with the images of that class")
     return names
 
 
 def image_files(split: Path, names: Sequence[str]) -> tuple[list[Path], NDArray[np.int64]]:
-    """The images of a split, class by class in the order of their names, and the number of each one's class."""
+    """The images of a split, class by class in the order of their names, and the class number of each."""
     strangers = sorted(set(class_names(split)) - set(names))
     if strangers:
-        raise MaplError(f"{str(split / strangers[0])!r} is no class of this data set; its classes: {', '.join(names)}")
+        raise MaplError(
+            f"{str(split / strangers[0])!r} is not a class of this data set; its classes: {', '.join(names)}"
+        )
     files: list[Path] = []
     labels: list[int] = []
     for number, name in enumerate(names):
@@ -45,7 +47,7 @@ def image_files(split: Path, names: Sequence[str]) -> tuple[list[Path], NDArray[
 
 
 def _inside(folder: Path) -> list[Path]:
-    """What a class's folder holds, by name; a class may well have no test images, and then needs no folder."""
+    """The content of a class's folder, by name. A class without test images needs no folder."""
     try:
         return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
     except FileNotFoundError:
@@ -60,9 +62,9 @@ def decode(
     convert: bool = False,
     progress: Progress = unseen,
 ) -> NDArray[np.uint8]:
-    """The pixels (N, C, H, W) of image files that all have this shape (C, H, W), or else that of the first.
+    """The pixels (N, C, H, W) of image files that all have this shape (C, H, W), or else the shape of the first.
 
-    With `convert`, every image is made RGB; without it, one that is neither grey nor RGB is refused.
+    With `convert`, every image is converted to RGB. Otherwise images that are neither grey nor RGB are refused.
     """
     first = _pixels(files[0], convert)
     pixels = np.empty((len(files), *(shape or first.shape)), np.uint8)
@@ -84,10 +86,10 @@ def _pixels(path: Path, convert: bool) -> NDArray[np.uint8]:
         with Image.open(path) as image:
             mode = image.mode
             values = np.asarray(image.convert("RGB") if convert and mode != "RGB" else image)
-    except Exception as error:  # Pillow's decoders fail in many ways, and each of them means the same
+    except Exception as error:  # Pillow's decoders raise many kinds of errors
         raise MaplError(f"{str(path)!r} is not an image that can be read: {error}") from error
     if not convert and mode not in CHANNELS:
-        raise MaplError(f"{str(path)!r} is an image of the kind {mode!r}; save it as grey (L) or RGB, 8 bits a channel")
+        raise MaplError(f"{str(path)!r} is an image of mode {mode!r}; save it as grey (L) or RGB, 8 bits per channel")
     return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""What MNIST and the data sets made in its likeness have in common: four idx files, 10 classes, 28×28 grey pixels."""
+"""What MNIST and FashionMNIST have in common: four idx files, 10 classes, 28×28 grey pixels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mapl.data.published import SUGGESTS, Download, Published
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 GREY_SUGGESTS: dict[str, Any] = {**SUGGESTS, "augment": {"contrastive": {"greyscale": 0}}}
-"""What these data sets suggest: as the released program, they are not made grey, which they are."""
+"""The defaults of a recipe with these data sets: no random greyscale, as in the released program. They are grey."""
 
 
 def publish(name: str, folder: str, md5s: tuple[str, ...], addresses: tuple[str, ...]) -> Published:
-    """Four files, gzipped or not; the checksums are those of the gzipped ones, in the order of `FILES`."""
+    """Four files, gzipped or not; the checksums are for the gzipped ones, in the order of `FILES`."""
     packed = {f"{folder}/{file}.gz": md5 for file, md5 in zip(FILES, md5s, strict=True)}
     return Published(
         name,

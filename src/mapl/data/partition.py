@@ -1,7 +1,7 @@
 """Who has which images: the paper's four scenarios (Section 5, "Data heterogeneity"), and the schemes of `schemes`.
 
-Clients form C clusters; a cluster is assigned a run of classes, disjoint (scenarios 1 and 3) or overlapping (2 and 4);
-a client takes a fixed number of images of each class of its cluster (1 and 2) or a number drawn from a range (3 and 4).
+Clients form C clusters. Each cluster has a range of classes, disjoint (scenarios 1 and 3) or overlapping (2 and 4). A
+client takes a fixed number of images of each class of its cluster (1 and 2), or a number drawn from a range (3 and 4).
 """
 
 from __future__ import annotations
@@ -35,38 +35,40 @@ class PartitionSettings(BaseModel):
 
     scheme: Literal["scenario", "iid", "dirichlet", "shards", "file"] = Field(
         "scenario",
-        description="'scenario': the paper's; 'iid': at random; 'dirichlet': each class divided by Dirichlet(alpha); "
-        "'shards': sorted by label, cut and dealt; 'file': as partition.file says.",
+        description="'scenario': the paper's; 'iid': at random; 'dirichlet': each class split by Dirichlet(alpha); "
+        "'shards': sorted by label, cut into pieces and dealt out; 'file': as partition.file says.",
     )
     scenario: Literal[1, 2, 3, 4] = Field(
         1, description="The paper's scenario: classes disjoint (1, 3) or overlapping (2, 4); shots fixed (1, 2) or not."
     )
-    clusters: int = Field(2, ge=1, description="How many clusters of clients there are; each has its own classes.")
+    clusters: int = Field(2, ge=1, description="Number of clusters of clients; each cluster has its own classes.")
     overlap: int = Field(4, ge=1, description="Classes that neighbouring clusters share in scenarios 2 and 4.")
-    shots: int = Field(300, ge=1, description="Training images a class of each client, in scenarios 1 and 2.")
+    shots: int = Field(300, ge=1, description="Training images per class and client in scenarios 1 and 2.")
     shots_range: tuple[int, int] = Field(
-        (100, 300), description="Fewest and most training images a class of each client, in scenarios 3 and 4."
+        (100, 300), description="Fewest and most training images per class and client in scenarios 3 and 4."
     )
     test_shots: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
-        15, description="Test images a class of each client, or 'all'."
+        15, description="Test images per class and client, or 'all'."
     )
     sharding: Literal["paper", "random"] = Field(
         "paper",
-        description="'paper': a class's images in the order of the data set, from stride × the client's number on; "
-        "'random': drawn by seed, no image at two clients.",
+        description="'paper': the images of a class in the order of the data set, from stride × the client's number; "
+        "'random': drawn by seed, and no two clients share an image.",
     )
-    stride: int = Field(200, ge=0, description="With sharding 'paper': images from one client's first to the next's.")
-    images: int = Field(0, ge=0, description="Scheme 'iid': training images of each client; 0: all, split evenly.")
+    stride: int = Field(
+        200, ge=0, description="With sharding 'paper': distance between the first images of neighbouring clients."
+    )
+    images: int = Field(0, ge=0, description="Scheme 'iid': training images per client; 0: all images, split evenly.")
     alpha: float = Field(
-        0.5, ge=1e-3, le=1e6, description="Scheme 'dirichlet': the smaller, the fewer clients share a class."
+        0.5, ge=1e-3, le=1e6, description="Scheme 'dirichlet': the smaller it is, the fewer clients share a class."
     )
-    shards_per_client: int = Field(2, ge=1, description="Scheme 'shards': pieces of the sorted images for each client.")
+    shards_per_client: int = Field(2, ge=1, description="Scheme 'shards': pieces of the sorted images per client.")
     file: Path | None = Field(
         None,
         description='Scheme \'file\': JSON with the indices of each client, {"train": [[…], …], "test": [[…], …]}.',
     )
     fewest: int = Field(
-        2, ge=1, description="Schemes other than 'scenario': the fewest training images that a client may be left with."
+        2, ge=1, description="Schemes other than 'scenario': the fewest training images that a client may get."
     )
 
     def short(self) -> str:
@@ -81,15 +83,15 @@ class Shard:
     """What one client has: indices into the data set's training and test images."""
 
     cluster: int
-    """Its true cluster. Schemes without any: 0 for all with 'iid' and 'dirichlet'; with 'shards' and 'file', clients
-    that have the same set of classes are a cluster."""
+    """Its true cluster. With 'iid' and 'dirichlet' it is 0 for everyone. With 'shards' and 'file', clients with the
+    same set of classes are a cluster."""
     classes: tuple[int, ...]
     train: Tensor
     test: Tensor
 
 
 def cluster_classes(settings: PartitionSettings, classes: int) -> list[tuple[int, ...]]:
-    """The classes of each cluster: a run each, as even as can be, sharing `overlap` with the next in 2 and 4."""
+    """The classes of each cluster: ranges of nearly equal size; in 2 and 4 each shares `overlap` with the next."""
     clusters = settings.clusters
     if clusters > classes:
         raise MaplError(
@@ -101,13 +103,13 @@ def cluster_classes(settings: PartitionSettings, classes: int) -> list[tuple[int
             f"partition.overlap: got {shared}, but with {classes} classes {clusters} clusters can share at most "
             f"{classes - clusters} with the next one; take less, or fewer clusters"
         )
-    # Runs end to end, then each moved back over what it shares with those before it.
+    # Ranges end to end, then each moved back by the classes it shares with those before it.
     edges = [(classes + shared * (clusters - 1)) * c // clusters for c in range(clusters + 1)]
     return [tuple(range(a - shared * c, b - shared * c)) for c, (a, b) in enumerate(pairwise(edges))]
 
 
 def partition(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
-    """One shard a client. A class that cannot fill a shard is an error that says which, and how many are missing."""
+    """One shard per client. If a class has too few images, the error says which class and how many are missing."""
     if settings.scheme != "scenario":
         return _by_scheme(dataset, settings, clients, seed)
     if settings.clusters > clients:
@@ -145,7 +147,7 @@ def other_tests(dataset: Dataset, shard: Shard) -> Tensor:
 
 
 def _by_scheme(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
-    """Test images are of the classes that a client has training images of, unless a file says which they are."""
+    """Test images come from the classes of a client's training images, unless a file names them."""
     found = _divide(dataset, settings, clients, seed)
     held = [tuple(torch.unique(dataset.train.labels[indices]).tolist()) for indices in found["train"]]
     for client, indices in enumerate(found["train"]):
@@ -200,7 +202,7 @@ def _deal_test(dealer: _Dealer, client: int, klass: int, shots: int | Literal["a
 
 
 class _Dealer:
-    """Deals the images of each class of one split to one client after another."""
+    """Deals out the images of each class of one split, client by client."""
 
     def __init__(self, split: str, labels: Tensor, classes: int, settings: PartitionSettings, seed: int):
         self.split = split

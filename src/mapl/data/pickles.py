@@ -1,7 +1,7 @@
 """Reading pickles as data.
 
-A pickle is a program: whoever loads one runs it. Some data sets are published as pickles all the same, so they are read
-by an unpickler that knows lists, dictionaries, numbers, strings and numpy arrays, and can call nothing else.
+A pickle is a program: loading it runs it. Some data sets are published as pickles. They are read by an unpickler that
+knows lists, dictionaries, numbers, strings and numpy arrays, and can call nothing else.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mapl.errors import MaplError
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """What `codecs.encode` is asked for by pickles of bytes that Python 2 is to read, and no other codec."""
+    """`codecs.encode` as pickles of bytes for Python 2 call it, with no other codec."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"it asks for the codec {encoding!r}")
     return text.encode("latin-1")
 
 
-# Asked of an array itself, because numpy 1 and numpy 2 keep them at different places.
+# Taken from an array, because numpy 1 and numpy 2 have them in different modules.
 _RECONSTRUCT: Callable[..., Any] = np.empty(0).__reduce__()[0]  # type: ignore[assignment]
 _FROM_BUFFER: Callable[..., Any] = np.empty(0).__reduce_ex__(5)[0]  # type: ignore[assignment]
 
@@ -39,7 +39,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class _Forbidden(pickle.UnpicklingError):
-    """The pickle asks for something that is not data."""
+    """The pickle asks for something other than data."""
 
 
 class _DataUnpickler(pickle.Unpickler):
@@ -48,7 +48,7 @@ class _DataUnpickler(pickle.Unpickler):
         if (module, name) in _TYPES:
             return _TYPES[module, name]
         if (module, name) in _FUNCTIONS:
-            # Wrapped afresh, because a pickle may also set attributes of what it was given.
+            # Wrapped anew each time, because a pickle can set attributes of what it gets.
             return partial(_FUNCTIONS[module, name])
         raise _Forbidden(f"{module}.{name}")
 
@@ -57,15 +57,15 @@ class _DataUnpickler(pickle.Unpickler):
 
 
 def read_pickle(data: bytes, where: str) -> Any:
-    """What a pickle holds; `where` names it in errors. Pickles of Python 2 give bytes where they had strings."""
+    """The content of a pickle; `where` names it in errors. Strings in pickles of Python 2 become bytes."""
     try:
         return _DataUnpickler(io.BytesIO(data), encoding="bytes").load()
     except _Forbidden as error:
         raise MaplError(
-            f"{where!r} is not a file of data: its pickle asks for {error}, which data never needs and somebody who "
-            "wants to run a program on this machine might; nothing of it was run"
+            f"{where!r} is not a file of data: its pickle asks for {error}, which data never needs but an attack "
+            "would; nothing of it was run"
         ) from None
     except MemoryError:
         raise MaplError(f"{where!r} is broken: its pickle asks for more memory than there is") from None
-    except Exception as error:  # bytes that are no pickle can make any of its operations fail in any way
+    except Exception as error:  # arbitrary bytes can make it fail in any way
         raise MaplError(f"{where!r} is broken or cut off: its pickle cannot be read ({error})") from error

@@ -1,4 +1,4 @@
-"""Data sets as their publishers offer them: which files, in which folders, with which checksums."""
+"""Published data sets: which files, in which folders, with which checksums."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-# The recipe's own defaults are the paper's protocol; only the backbones are not.
+# The defaults of a recipe are the paper's protocol, except for the backbones.
 SUGGESTS: dict[str, Any] = {"model": {"backbones": ["resnet18", "shufflenet", "googlenet", "alexnet"]}}
-"""What the data sets of the paper suggest."""
+"""The defaults of a recipe with one of the paper's data sets."""
 
 Layout = Mapping[str, str | None]
-"""Files or folders under the data folder, and the published MD5 of those that have one."""
+"""Files or folders under the data folder, with the published MD5 where there is one."""
 
 State = Literal["published", "different", "unknown"]
-"""A file's checksum: the published one, another one, or none was published."""
+"""Whether a file's checksum is the published one, another one, or none was published."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Download:
     """Where it belongs under the data folder."""
     md5: str
     urls: tuple[str, ...]
-    """Where to have it, in the order to try them."""
+    """Where to get it, in the order to try."""
     unpack: str = ""
-    """The folder, under the data folder, that its contents make; empty: it is not an archive."""
+    """The folder under the data folder that it unpacks to; empty if it is not an archive."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Published:
 
     name: str
     layouts: tuple[Layout, ...]
-    """Each of them is the whole data set; the first one found is read."""
+    """Each is the whole data set; the first complete one is read."""
     downloads: tuple[Download, ...]
 
     def missing(self, folder: Path) -> list[str]:
-        """What is not there of the layout that is nearest to being whole."""
+        """What is missing from the layout that is closest to being complete."""
         absent = [[path for path in layout if not (folder / path).exists()] for layout in self.layouts]
         shares = [len(paths) / len(layout) for paths, layout in zip(absent, self.layouts, strict=True)]
         return absent[shares.index(min(shares))]
 
     def find(self, folder: Path) -> dict[str, Path]:
-        """The files of the first layout that is whole, or an error that says which are missing."""
+        """The files of the first complete layout, or an error that says which are missing."""
         for layout in self.layouts:
             found = {path: folder / path for path in layout}
             if all(place.exists() for place in found.values()):
@@ -70,12 +70,12 @@ class Published:
         )
 
     def open(self, folder: Path) -> dict[str, Path]:
-        """`find`, and a word in the log about files that are not as published. They are read all the same."""
+        """`find`, with a warning in the log about files that are not as published. They are read anyway."""
         found = self.find(folder)
         other = [path for path, state in self.checksums(folder).items() if state == "different"]
         if other:
             log.warning(
-                "data set %r in %r: %s not as published (another checksum: repacked, or a part of it); used as found",
+                "data set %r in %r: %s not as published (another checksum: repacked, or incomplete); used anyway",
                 self.name,
                 str(folder),
                 f"{other[0]} is" if len(other) == 1 else f"{len(other)} files ({other[0]}, …) are",
@@ -83,7 +83,7 @@ class Published:
         return found
 
     def checksums(self, folder: Path) -> dict[str, State]:
-        """How the files that are read compare with the published ones."""
+        """How the files compare with the published ones."""
         found = self.find(folder)
         published = {path: md5 for layout in self.layouts for path, md5 in layout.items()}
         return {path: _state(place, published[path]) for path, place in found.items()}
@@ -96,6 +96,6 @@ def _state(path: Path, published: str | None) -> State:
 
 
 def md5(path: Path) -> str:
-    """The checksum that publishers of data sets give. It tells a damaged file from a whole one, not friend from foe."""
+    """The checksum that publishers give. It finds damaged files; it does not protect against manipulated ones."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

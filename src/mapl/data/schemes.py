@@ -1,7 +1,7 @@
-"""Ways of dividing images among clients that others use: at random, by Dirichlet shares, by sorted shards, by a file.
+"""Other common ways to divide images among clients: at random, by Dirichlet shares, by sorted shards, by a file.
 
-Each gives the indices of every client's training images. All but the file's give every image to exactly one client,
-unless only a number of them is asked for.
+Each returns the indices of every client's training images. Except for files, every image goes to exactly one client,
+unless the settings ask for fewer images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mapl.keys import ALWAYS, NOBODY, generator, key
 
 
 def iid(total: int, clients: int, images: int, seed: int) -> list[Tensor]:
-    """`images` of the `total` images for each client, drawn at random; with 0, all of them, split evenly."""
+    """`images` of the `total` images for each client, drawn at random; 0 splits all of them evenly."""
     if images * clients > total:
         raise MaplError(
             f"partition.images: got {images}, but {clients} clients need {images * clients} training images, and the "
@@ -33,7 +33,7 @@ def iid(total: int, clients: int, images: int, seed: int) -> list[Tensor]:
 def dirichlet(labels: Tensor, classes: int, clients: int, alpha: float, seed: int) -> list[Tensor]:
     """The images of each class divided among the clients by shares drawn from Dirichlet(α, …, α) (Hsu et al., 2019).
 
-    A small α gives a class to few clients; with a large one the division comes near to an even one.
+    A small α gives a class to few clients. A large α divides it almost evenly.
     """
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for k in range(classes):
@@ -48,7 +48,7 @@ def dirichlet(labels: Tensor, classes: int, clients: int, alpha: float, seed: in
 
 
 def sorted_shards(labels: Tensor, clients: int, each: int, seed: int) -> list[Tensor]:
-    """The images sorted by label and cut into pieces, `each` of them dealt to every client (McMahan et al., 2017)."""
+    """The images sorted by label and cut into pieces; every client gets `each` of them (McMahan et al., 2017)."""
     pieces = clients * each
     if pieces > len(labels):
         raise MaplError(
@@ -63,8 +63,9 @@ def sorted_shards(labels: Tensor, clients: int, each: int, seed: int) -> list[Te
 def from_file(path: Path, clients: int, totals: dict[str, int]) -> dict[str, list[Tensor]]:
     """The indices of every client in a JSON file, by split: `train`, and `test` if the file has it.
 
-    The file is {"train": [[indices of client 0], …], "test": […]}, or a list with {"train": […], "test": […]}, or only
-    the training indices, for each client. A client may not have an image twice; two clients may have the same one.
+    The file is {"train": [[indices of client 0], …], "test": […]}; or a list with one entry per client, which is
+    {"train": […], "test": […]} or only the training indices. A client cannot have an image twice; two clients can have
+    the same image.
     """
     name = repr(str(path))
     try:
@@ -93,7 +94,7 @@ def from_file(path: Path, clients: int, totals: dict[str, int]) -> dict[str, lis
 
 
 def _by_split(content: Any) -> dict[str, list[Any]] | None:
-    """What a file has, as one list a split; None if it is something else."""
+    """The content of a file as one list per split; None if it has another form."""
     if isinstance(content, list) and content and all(isinstance(entry, dict) for entry in content):
         splits = content[0].keys()
         if any(entry.keys() != splits for entry in content):
@@ -117,7 +118,7 @@ def _indices(found: Any, total: int, what: str) -> Tensor:
 
 
 def draw_tests(labels: Tensor, held: tuple[int, ...], shots: int | str, client: int, seed: int) -> Tensor:
-    """A client's test images of each class that it has: 'all', or so many, which other clients may have too."""
+    """A client's test images of each class it has: 'all' or this many. Other clients may have the same ones."""
     tests = []
     for k in held:
         images = torch.nonzero(labels == k).flatten()

@@ -1,1 +1,1 @@
-"""Data sets: one a file, each a `DataSource`."""
+"""Data sets, one per file; each is a `DataSource`."""

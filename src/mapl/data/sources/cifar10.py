@@ -32,9 +32,9 @@ BATCHES = {
 
 
 class Cifar10:
-    """60,000 colour images of 32×32 pixels in 10 classes of things and animals.
+    """60,000 colour images of 32×32 pixels in 10 classes of vehicles and animals.
 
-    Read from cifar-10-batches-py/, or from cifar-10-python.tar.gz as it is.
+    Read from cifar-10-batches-py/, or directly from cifar-10-python.tar.gz.
     """
 
     name: ClassVar[str] = "cifar10"
@@ -63,13 +63,13 @@ class Cifar10:
 
 
 def _contents(found: Mapping[str, Path]) -> Iterator[tuple[str, bytes, Path]]:
-    """Each batch: its name, its bytes, and the file that they come from."""
+    """Each batch: its name, its bytes, and the file they come from."""
     for path, place in found.items():
         try:
             if path != ARCHIVE:
                 yield path, place.read_bytes(), place
                 continue
-            # In the order of the archive: to go back in a compressed file is to begin again.
+            # In the order of the archive: seeking back in a compressed file means starting over.
             with tarfile.open(place) as archive:
                 for member in archive:
                     if member.name in BATCHES and (file := archive.extractfile(member)) is not None:
@@ -89,7 +89,7 @@ def _images(content: bytes, where: Path) -> Images:
         )
     if data.ndim != 2 or data.shape[1] != 3 * 32 * 32 or not all(type(label) is int for label in labels):
         raise MaplError(
-            f"{str(where)!r} has images of shape {data.shape[1:]}, not (3072,), or labels that are no whole numbers"
+            f"{str(where)!r} has images of shape {data.shape[1:]}, not (3072,), or labels that are not whole numbers"
         )
     return labelled(data.reshape(-1, 3, 32, 32), np.array(labels, np.int64), 10, where)
 

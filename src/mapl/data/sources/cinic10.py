@@ -28,8 +28,8 @@ CACHE = "decoded.safetensors"
 class Cinic10:
     """270,000 colour images of 32×32 pixels in the classes of CIFAR-10, from CIFAR-10 and from ImageNet.
 
-    As the paper does, this takes the training and the test images, 90,000 each, and leaves the validation images alone.
-    The first time, the files are decoded one by one; what comes of it is kept in cinic-10/decoded.safetensors.
+    As in the paper, the training and the test images are used, 90,000 each, and the validation images are not. The
+    first time, the files are decoded one by one. The result is kept in cinic-10/decoded.safetensors.
     """
 
     name: ClassVar[str] = "cinic10"
@@ -61,7 +61,7 @@ class Cinic10:
         return Dataset(self.name, train, test, 10, IMAGENET_MEAN, IMAGENET_STD, CIFAR_CLASSES)
 
     def _pixels(self, splits: Sequence[Sequence[Path]], cache: Path) -> list[Array]:
-        """The pixels of each split: those that were kept, if they are of these files, or decoded and kept."""
+        """The pixels of each split: from the cache if it belongs to these files, otherwise decoded and cached."""
         key = _key(splits)
         kept = _kept(cache, key)
         if kept is not None:
@@ -75,7 +75,7 @@ class Cinic10:
 
 
 def _key(splits: Sequence[Sequence[Path]]) -> str:
-    """Tells one list of files from another. Nobody edits the images of a published data set, so names are enough."""
+    """Identifies a list of files. Nobody edits the images of a published data set, so names are enough."""
     digest = hashlib.sha256()
     for split in splits:
         digest.update("\n".join([str(len(split)), *(path.name for path in split)]).encode())
@@ -83,7 +83,7 @@ def _key(splits: Sequence[Sequence[Path]]) -> str:
 
 
 def _kept(cache: Path, key: str) -> list[Array] | None:
-    """What was decoded earlier from the same files; None where it is not there, not whole, or of other files."""
+    """What was decoded earlier; None if there is no cache, or it is damaged or belongs to other files."""
     try:
         with safe_open(cache, framework="numpy") as file:
             if (file.metadata() or {}).get("files") != key:
@@ -94,7 +94,7 @@ def _kept(cache: Path, key: str) -> list[Array] | None:
 
 
 def _keep(decoded: Sequence[Array], cache: Path, key: str) -> None:
-    """Write aside and rename, so that a crash leaves no half of it. A folder that cannot be written costs only time."""
+    """Write to another name and rename, so that a crash leaves no partial file. A read-only folder only costs time."""
     aside = cache.with_name(f".{cache.name}.{os.getpid()}")
     try:
         save_file(dict(zip(SPLITS, decoded, strict=True)), aside, metadata={"files": key})

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: small, real, and nothing to download."""
+"""scikit-learn's handwritten digits: small, real, with no download."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ __all__ = ["Digits"]
 
 
 class Digits:
-    """1,797 real handwritten digits of 8×8 pixels, embedded in scikit-learn.
+    """1,797 real handwritten digits of 8×8 pixels, included in scikit-learn.
 
-    Every third image, in the order of publication, is a test image: 1,198 for training (about 120 a class) and 599 for
-    tests (about 60 a class).
+    Every third image is a test image: 1,198 for training (about 120 per class) and 599 for tests (about 60 per class).
     """
 
     name: ClassVar[str] = "digits"
     alike: ClassVar[str] = "cnn"
-    """The backbone of all clients where a method needs them to have the same one."""
-    # So that a run takes seconds, and so that few enough images are dealt for collaboration to have something to add.
+    """The backbone of all clients if a method needs one architecture."""
+    # A run takes seconds, and clients get so few images that collaboration can help.
     suggests: ClassVar[dict[str, Any]] = {
         "clients": 10,
         "rounds": 45,
@@ -29,7 +28,7 @@ class Digits:
         "partition": {"shots": 5, "shots_range": [3, 8], "test_shots": "all", "sharding": "random"},
         "model": {"embedding": 64, "projection": 64, "hidden": 128},
         "augment": {
-            # A digit has no mirror image, no colour, and little room around it.
+            # Digits cannot be mirrored, have no colour, and fill the image.
             "contrastive": {
                 "crop_scale": [0.5, 1.0],
                 "flip": 0,
@@ -46,7 +45,7 @@ class Digits:
     }
 
     def load(self, settings: DataSettings) -> Dataset:
-        from sklearn.datasets import load_digits  # slow to import, and other data sets do without it
+        from sklearn.datasets import load_digits  # slow to import, and other data sets do not need it
 
         bunch = load_digits()
         # The published grey levels are 0 to 16.

@@ -1,4 +1,4 @@
-"""Your own images, one a file."""
+"""Your own images, one per file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["Folder"]
 class Folder:
     """Your own images: a folder with train/<class>/*.png and test/<class>/*.png (or jpg), all of one size.
 
-    `data.folder` is that folder. Classes are numbered in the order of their names; images are grey or RGB, and are
-    normalised with the mean and the standard deviation of the training images.
+    `data.folder` is that folder. Classes are numbered in the order of their names. Images are grey or RGB, and are
+    normalised with the mean and standard deviation of the training images.
     """
 
     name: ClassVar[str] = "folder"

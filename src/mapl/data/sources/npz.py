@@ -21,8 +21,8 @@ ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 class Npz:
     """Your own images: one .npz file with train_images, train_labels, test_images and test_labels.
 
-    `data.folder` is that file. Images are uint8 (N, H, W), (N, H, W, C) or (N, C, H, W) of 1 or 3 channels; labels are
-    whole numbers from 0 on. Images are normalised with the mean and the standard deviation of the training images.
+    `data.folder` is that file. Images are uint8 (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels. Labels
+    are whole numbers from 0. Images are normalised with the mean and standard deviation of the training images.
     """
 
     name: ClassVar[str] = "npz"
@@ -42,7 +42,7 @@ class Npz:
 
 def _arrays(path: Path) -> dict[str, Array]:
     try:
-        # Never allow pickles: a file of data must not be able to run anything.
+        # No pickles: a data file must not be able to run code.
         file = np.load(path, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise MaplError(f"{str(path)!r} is a single array; it should be an .npz file with {', '.join(ARRAYS)}")
@@ -63,7 +63,7 @@ def _labels(labels: Array, split: str, path: Path) -> Array:
 
 
 def _channels_first(images: Array, split: str, path: Path) -> Array:
-    """(N, C, H, W), however the file has them; channels are last where both places could be theirs."""
+    """(N, C, H, W) from any of the three layouts; channels count as last if both readings are possible."""
     if images.ndim == 3:
         return images[:, None]
     if images.ndim == 4 and images.shape[3] in (1, 3):

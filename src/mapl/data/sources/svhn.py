@@ -40,7 +40,7 @@ class Svhn:
 
 
 def _images(path: Path) -> Images:
-    """A MATLAB file with `X` (32, 32, 3, N) and `y` (N, 1), in which the digit 0 has the label 10."""
+    """A MATLAB file with `X` (32, 32, 3, N) and `y` (N, 1); the digit 0 has the label 10."""
     from scipy.io import loadmat  # slow to import, and only this data set needs it
 
     try:
@@ -48,7 +48,7 @@ def _images(path: Path) -> Images:
         pixels, labels = fields["X"], fields["y"].ravel()
     except KeyError as error:
         raise MaplError(f"{str(path)!r} is not a file of SVHN's cropped digits: it has no variable {error}") from None
-    except Exception as error:  # scipy has no one error for a file that is broken
+    except Exception as error:  # scipy raises many kinds of errors for a broken file
         raise MaplError(f"{str(path)!r} is not a MATLAB file that can be read, or is cut off: {error}") from error
     if pixels.ndim != 4:
         raise MaplError(f"{str(path)!r} has images of shape {pixels.shape}, not (32, 32, 3, N)")
