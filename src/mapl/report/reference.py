@@ -42,10 +42,10 @@ warmup = 30
 scenario = 2
 ```
 
-`mapl run my.toml --set method.graph.beta=0.2` runs it with one setting changed. `mapl show my.toml` prints it with every
-default filled in, and says where each value came from. An unknown key is an error that names the nearest known one.
-`method = "local"` is short for `[method]` with `name = "local"`; the same goes for `data`. If a setting may be "not set",
-a recipe says so with `"none"`.
+`mapl run my.toml --set method.graph.beta=0.2` runs it with one setting changed. `mapl show my.toml` prints it with
+every default filled in, and says where each value came from. An unknown key is an error that names the nearest known
+one. `method = "local"` is short for `[method]` with `name = "local"`; the same goes for `data`. If a setting may be
+"not set", a recipe says so with `"none"`.
 
 This page is generated from the settings: `make docs` rewrites it.
 """
