@@ -33,8 +33,8 @@ class MedianHead(Method[MedianHeadSettings]):
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"cross_entropy": cross_entropy(client.model(images), labels)}
 
-    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
-        return neighbours
+    def wants(self, client: Client, round: int) -> Tensor:
+        return client.neighbours
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {"head": client.model.head.weight})

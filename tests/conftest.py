@@ -112,7 +112,7 @@ def in_child(target: Callable[..., object], *args: object) -> ForkServerProcess:
     """A new process that calls `target`, started from one that has imported the package already: in milliseconds."""
     context = multiprocessing.get_context("forkserver")
     # The last two are imported by the first use of an optimiser and of the digits, and take longer than a whole run.
-    context.set_forkserver_preload(["mapl", "mapl.cli", "torch._dynamo", "sklearn.datasets"])
+    context.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "torch._dynamo", "sklearn.datasets"])
     process = context.Process(target=target, args=args, daemon=True)
     process.start()
     return process

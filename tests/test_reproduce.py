@@ -27,7 +27,7 @@ from mapl.cli.app import app
 from mapl.errors import Busy, MaplError
 from mapl.paper import cells, find_cell
 from mapl.paper.carry_out import RUNS, carry_out, opened
-from mapl.paper.cost import Rates, duration, images_a_round
+from mapl.paper.cost import Rates, images_a_round
 from mapl.paper.plan import names, plan
 from mapl.paper.protocol import SCALES, Protocol
 from mapl.paper.statistics import at_age, filled, paired, results
@@ -470,7 +470,6 @@ def test_times_of_one_kind_hold_for_others_in_proportion():
     assert images_a_round(long) == 2 * images_a_round(short)
     assert rates.estimate(long) == pytest.approx(3 + 40)
     assert images_a_round(small("local")) == images_a_round(short) / 2
-    assert [duration(s) for s in (40, 600, 12000)] == ["40 s", "10 min", "3 h 20 min"]
 
 
 def test_a_store_teaches_what_runs_here_cost(whole):

@@ -96,11 +96,3 @@ def measure(recipe: Recipe, rounds: int = 2) -> Rates:
     rates = Rates()
     rates.learn(recipe, seconds, setup)
     return rates
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mapl.errors import unknown
-from mapl.recipe import Recipe, Tree, assignment, compose, merge
+
+if TYPE_CHECKING:  # recipes bring torch, and a list of the cells needs neither
+    from mapl.recipe import Recipe, Tree
 
 PREFIX = "paper:"
 """How the command line names a cell of the paper."""
@@ -148,6 +150,8 @@ class Cell:
         The run is named after the cell, its seed, and its topology if that is not the full mesh. So seeds and control
         arms have folders of their own.
         """
+        from mapl.recipe import assignment, merge
+
         tree = merge(PROTOCOL, {"model": {"backbones": list(BACKBONES[self.models])}, "method": METHODS[self.method]})
         for key, value in self._settings():
             tree = merge(tree, assignment(f"{key}={json.dumps(value)}"))
@@ -158,6 +162,8 @@ class Cell:
 
     def recipe(self, **overrides: Any) -> Recipe:
         """The recipe that should give this number, and `overrides` on top: `cell.recipe(seed=1)`."""
+        from mapl.recipe import compose
+
         return compose((PREFIX + self.name, self.tree(**overrides)))[0]
 
     def text(self) -> str:
