@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mapl.errors import MaplError
-from mapl.paper import TABLES, cells
+from mapl.paper.tables import TABLES, cells
 from mapl.terminal.interrupt import STOPPED, Interrupt
 from mapl.terminal.messages import duration, warn
 from mapl.terminal.options import JsonOption, SetOption
