@@ -1,4 +1,4 @@
-"""What mapl does on the machine at hand, and how fast: python benchmarks/run.py round|clients|exchange|edges|all.
+"""What mapl does on the machine at hand, and how fast: python benchmarks/run.py round|clients|exchange|state|edges|all.
 
 Every measurement is written to the results' folder as a table for people (Markdown) and as JSON.
 """
@@ -14,13 +14,15 @@ import common
 import edges
 import exchange
 import rounds
+import state
 import torch
 
 WHAT = {
-    "round": rounds.measure, "clients": clients.measure, "exchange": exchange.measure, "edges": edges.measure,
+    "round": rounds.measure, "clients": clients.measure, "exchange": exchange.measure, "state": state.measure,
+    "edges": edges.measure,
 }  # fmt: skip
 
-HELP = "A round against a plain loop; more clients; letters alone; whom clients listen to."
+HELP = "A round against a plain loop; more clients; letters alone; what a large network keeps; whom clients listen to."
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 import mapl.backbones
-from mapl.backbones._foreign import adapted, timm_model
+from mapl.backbones._foreign import Backbone, adapted, timm_model
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, generator, key
 from mapl.network import fingerprint
 from mapl.plugins import find
 
-Backbone = Callable[[tuple[int, int, int], int], nn.Module]
-"""Called with the image shape (C, H, W) and d_z, it makes a module that maps images (B, C, H, W) to (B, d_z)."""
+__all__ = ["Backbone", "ClientModel", "ModelSettings", "Shapes", "architecture", "assign", "build", "find_backbone"]
 
 PROJECTOR, PROTOTYPES = "projector", "prototypes"
 """The optional parts of a client's model that a method can name in `Method.uses`."""

@@ -128,7 +128,7 @@ def _findings(runs: dict[str, list[Record]]) -> Iterator[str]:
     )
     yield "MAPL's letters (prototypes): " + _verdict(_difference(mapl, runs["mapl-alone"]))
     inside = compare(mapl)[0].inside or 0.0
-    chance = share_by_chance([c.cluster for c in mapl[0].clients])
+    chance = share_by_chance([c.cluster for c in mapl[0].clients]) or 0.0
     yield (
         f"MAPL's graph: clients that never saw each other's data give {100 * inside:.0f} % of their weight for others "
         f"to clients of their own cluster ({100 * chance:.0f} % by chance), and send {_saved(mapl):.0f} % fewer "

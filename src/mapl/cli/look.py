@@ -144,7 +144,7 @@ def _room(name: str) -> Callable[[], dict[str, str]]:
 
 
 def _paper() -> dict[str, str]:
-    from mapl.paper import listing
+    from mapl.paper.tables import listing
 
     return listing()
 

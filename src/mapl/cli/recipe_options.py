@@ -43,7 +43,7 @@ def compose_recipe(
     path: Path | None, settings: Sequence[str] | None, **options: str | int | None
 ) -> tuple[Recipe, Provenance]:
     """The recipe of a file, with options (by the names in `KEYS`) and --set settings over it."""
-    from mapl.paper import resolve
+    from mapl.paper.tables import resolve
     from mapl.recipe import assignment, compose, merge, read
 
     given = [f"{KEYS[name]}={json.dumps(value)}" for name, value in options.items() if value is not None]

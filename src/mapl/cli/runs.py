@@ -158,7 +158,7 @@ def sentences(record: Record) -> list[str]:
         f"{record.messages:,} messages, {record.bytes / 2**20:,.1f} MiB",
     ]
     inside = share_inside(record.weights(), [c.cluster for c in record.clients])
-    if inside == inside:
+    if inside is not None:
         lines.append(f"{100 * inside:.0f} % of the weight given to others stays inside the true clusters")
     return [*lines, f"saved in {record.folder}; see it with: mapl report {record.folder}"]
 

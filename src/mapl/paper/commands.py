@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     # What is slow to import is imported where it is used: `mapl --help` imports this module.
     from mapl.paper.carry_out import Moment, Watcher
     from mapl.paper.plan import Work
-    from mapl.paper.scale import Protocol
+    from mapl.paper.protocol import Protocol
     from mapl.paper.statistics import CellResult
     from mapl.paper.store import Store
 
@@ -64,7 +64,7 @@ def reproduce_command(
     from mapl.paper import complexity
     from mapl.paper.carry_out import opened
     from mapl.paper.plan import plan
-    from mapl.paper.scale import Protocol
+    from mapl.paper.protocol import Protocol
     from mapl.paper.store import Store
 
     if table is None:
@@ -131,7 +131,7 @@ def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool
     from mapl.paper.cost import Rates, measure
 
     left = [work for work in works if work.key not in store]
-    rates = Rates.of(store.rows.values(), left[0].recipe) if left else Rates()
+    rates = Rates.of(store.runs.values(), left[0].recipe) if left else Rates()
     if left and measured and not rates.known:
         print("measuring two rounds of the first run, of which nothing is saved", file=sys.stderr, flush=True)
         try:

@@ -17,7 +17,7 @@ import torch
 from mapl.data.dataset import Dataset, Images
 from mapl.methods._mixing import flatten
 from mapl.network import Inbox, Mail, MemoryPost
-from mapl.paper import BACKBONES, METHODS, PROTOCOL
+from mapl.paper.tables import BACKBONES, METHODS, PROTOCOL
 from mapl.recipe import Recipe, Tree, merge
 from mapl.runs.exchange import look_around
 from mapl.runs.files import write_aside

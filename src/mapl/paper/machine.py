@@ -1,4 +1,4 @@
-"""The machine that a run is made on, in words, for the record and to know which measured times hold here."""
+"""The machine of a run, in words: for the record, and to know which measured times apply here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def device_name(recipe: Recipe) -> str:
 
 
 def precision(recipe: Recipe) -> str:
-    """Of matrix products: what the recipe says on a GPU; the CPU has one."""
+    """Of matrix products: the recipe's on a GPU, fp32 on the CPU."""
     return recipe.engine.precision if find_device(recipe.engine).type == "cuda" else "fp32"
 
 

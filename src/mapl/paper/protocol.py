@@ -1,42 +1,41 @@
-"""How cells are run: by the paper's protocol, or by one that was shrunk, which then says so wherever it is shown."""
+"""How cells are run: by the paper's protocol, or by a smaller one, which says so wherever it is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from mapl.errors import MaplError, unknown
-from mapl.paper import PROTOCOL, Cell
+from mapl.paper.tables import PROTOCOL, Cell
 from mapl.recipe import Recipe, Tree, assignment, compose, merge
 
 ROUNDS = int(PROTOCOL["rounds"])
 CLIENTS = 20
-"""Clients of most cells; a scale says how many take their place, and other numbers shrink in proportion."""
+"""Clients of most cells. A scale replaces this number, and shrinks others in proportion."""
 
 WATCHED: Tree = {"evaluate": {"all_images": True, "every": 10}, "checkpoint": {"every": 50}}
-"""What every run of a table has beyond its cell's recipe. None of it changes what is trained."""
+"""What every run has beyond its cell's recipe. None of it changes the training."""
 
 QUIET = ("engine.", "checkpoint.", "evaluate.every", "evaluate.all_images", "data.folder", "name")
-"""Settings that leave a run what it is."""
+"""Settings that do not change the training."""
 
-# Tests with all images of a class are most of a small run, and convolutions most of a test.
+# Testing on all images of a class dominates a small run, and convolutions dominate the test.
 TINY = {"resnet18": "mlp", "shufflenet": "cnn", "googlenet": "mlp", "alexnet": "mlp"}
 LITTLE = {"resnet18": "cnn", "shufflenet": "separable", "googlenet": "residual", "alexnet": "mlp"}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A named shrinking of the protocol; warm-ups and budgets shrink with it."""
+    """A smaller protocol. Warm-ups and budgets shrink in proportion."""
 
     title: str
     rounds: int
     clients: int
     """In place of the paper's 20."""
     data: str | None
-    """The one data set that everything is run on; None: each cell's own."""
+    """The one data set for all cells; None: each cell's own."""
     backbones: Mapping[str, str] = field(hash=False)
-    """What takes the place of the paper's."""
+    """What replaces each of the paper's backbones."""
     over: Tree = field(hash=False)
 
     def shrunk(self, tree: Tree) -> Tree:
@@ -58,14 +57,14 @@ class Scale:
         changed: Tree = {}
         if "warmup" in method:
             changed["warmup"] = max(1, round(method["warmup"] * share))
-        if method["name"] == "flt":  # its encoder wants another data set, which may not be at hand
+        if method["name"] == "flt":  # its encoder needs another data set, which may not be at hand
             changed |= {"encoder_data": "synthetic", "encoder_epochs": 1, "latent": 16}
         return changed
 
 
 SCALES = {
     "smoke": Scale(
-        "FashionMNIST alone, 4 clients, 4 rounds, few images, tiny backbones: that everything works, in minutes",
+        "FashionMNIST alone, 4 clients, 4 rounds, few images, tiny backbones: shows in minutes that everything works",
         rounds=4,
         clients=4,
         data="fashionmnist",
@@ -78,7 +77,7 @@ SCALES = {
         },
     ),
     "small": Scale(
-        "10 clients, 40 rounds, 40 images a class, small backbones: an evening on a laptop",
+        "10 clients, 40 rounds, 40 images per class, small backbones: an evening on a laptop",
         rounds=40,
         clients=10,
         data=None,
@@ -98,11 +97,11 @@ FORMS: dict[str, Tree] = {
     "released": {"form": "released", "graph": {"form": "released", "confidence": "share"}},
     "paper": {"form": "paper", "graph": {"form": "paper", "confidence": "share"}},
 }
-"""What MAPL computes. The released program's losses with the printed graph objective, confidence relative to its mean;
-the released program's losses and graph; the printed losses and graph. docs/graph.md says why the first one is ours."""
-
+"""What MAPL computes. `balanced`: the released program's losses, and the printed graph objective with confidence
+relative to its mean. `released`: the released program's losses and graph. `paper`: the printed losses and graph."""
 
 OURS = "balanced"
+"""The form of our tables; docs/graph.md says why."""
 
 
 def form_of(recipe: Recipe) -> str | None:
@@ -120,7 +119,7 @@ def form_of(recipe: Recipe) -> str | None:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How cells are run. Without anything set, as the paper's tables were, MAPL in the form that is ours."""
+    """How cells are run. By default as in the paper, with MAPL in our form."""
 
     scale: str = ""
     rounds: int | None = None
@@ -140,7 +139,7 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """What differs from the paper's protocol, in a line; empty where nothing does. `of_label` reads it again."""
+        """What differs from the paper's protocol, in one line; empty if nothing does. `of_label` parses it."""
         rounds = SCALES[self.scale].rounds if self.scale else ROUNDS
         parts = [self.scale] if self.scale else []
         if self.rounds is not None and self.rounds != rounds:
@@ -160,7 +159,7 @@ class Protocol:
         return Protocol(scale, rounds, tuple(settings), form)
 
     def covers(self, cell: Cell) -> bool:
-        """Whether the cell is run at this scale: one with a single data set leaves the columns of others out."""
+        """Whether the cell is run at this scale. A scale with one data set leaves out the columns of the others."""
         only = SCALES[self.scale].data if self.scale else None
         named = [str(c).lower() for c in cell.parts]
         return only is None or only in named or str(cell.setting["dataset"]).lower() not in named
@@ -171,20 +170,15 @@ class Protocol:
 
     def of_tree(self, tree: Tree, origin: str) -> Recipe:
         """The recipe of the tree of a cell or a figure."""
-        made = merge(tree, WATCHED)
+        tree = merge(tree, WATCHED)
         if self.scale:
-            made = SCALES[self.scale].shrunk(made)
+            tree = SCALES[self.scale].shrunk(tree)
         if self.rounds is not None:
-            made = merge(made, {"rounds": self.rounds})
-        if made["method"]["name"].startswith("mapl"):
+            tree = merge(tree, {"rounds": self.rounds})
+        if tree["method"]["name"].startswith("mapl"):
             # A graph that is not learned has no form.
-            learns = made["method"].get("learn_graph", True)
-            made = merge(made, {"method": FORMS[self.form] if learns else {"form": FORMS[self.form]["form"]}})
-        return compose((origin, _laid_over(made, self.settings)))[0]
-
-
-def _laid_over(tree: Tree, settings: Sequence[str]) -> Tree:
-    made: dict[str, Any] = tree
-    for text in settings:
-        made = merge(made, assignment(text))
-    return made
+            learns = tree["method"].get("learn_graph", True)
+            tree = merge(tree, {"method": FORMS[self.form] if learns else {"form": FORMS[self.form]["form"]}})
+        for text in self.settings:
+            tree = merge(tree, assignment(text))
+        return compose((origin, tree))[0]

@@ -1,30 +1,29 @@
-"""The row of a finished run: all that tables and figures need of it, so that its folder can go."""
+"""What the store keeps of a finished run."""
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 
-from mapl.analysis.clusters import share_inside
+from mapl.analysis.clusters import edges, first_mixed, share_inside
 from mapl.paper.extras import extras
 from mapl.paper.figures import needs
 from mapl.paper.machine import device_name, precision, versions
 from mapl.paper.plan import Work
-from mapl.paper.scale import form_of
-from mapl.paper.store import Row, sparse
+from mapl.paper.protocol import form_of
+from mapl.paper.store import NO_SHARE, StoredRun, sparse
 from mapl.runs.history import Record, Round
 from mapl.runs.run import restored_part
 
 
-def row_of(work: Work, record: Record, setup_seconds: float) -> Row:
-    """What the store keeps of a run."""
+def summarise(work: Work, record: Record, setup_seconds: float) -> StoredRun:
+    """All that tables and figures need of a run."""
     recipe, every = record.recipe, record.all_images
     curve, weights = _over_time(record)
-    return Row(
+    return StoredRun(
         key=work.key,
         table=work.table,
         cell=work.cell,
@@ -33,7 +32,7 @@ def row_of(work: Work, record: Record, setup_seconds: float) -> Row:
         seed=recipe.seed,
         rounds=len(record.rounds),
         form=form_of(recipe),
-        # Where somebody's data lies is nobody else's business, and says nothing about the run.
+        # The folder of the data is private, and says nothing about the run.
         recipe=recipe.model_dump(mode="json", exclude={"data": {"folder"}}),
         accuracy=record.accuracy.tolist(),
         all_images=None if every is None else every.tolist(),
@@ -56,20 +55,20 @@ def row_of(work: Work, record: Record, setup_seconds: float) -> Row:
 
 
 def _extra(work: Work, record: Record) -> dict[str, Any]:
-    """What figures want of the models, which takes the newest checkpoint; most runs are wanted by none."""
+    """What figures need of the models, from the newest checkpoint. Most runs are in no figure."""
     wanted = tuple(dict.fromkeys((*work.extra, *needs(work.recipe).extra)))
     part = restored_part(record.folder) if wanted else None
     return extras(part, record, wanted) if part else {}
 
 
 def _over_time(record: Record) -> tuple[dict[str, list[float]], dict[str, list[dict[str, list[Any]]]]]:
-    """The curve, and W at the rounds that somebody will want to see."""
-    mixes, wanted = record.graph.exists, _rounds(record)
+    """The curve, and W at the rounds that are kept."""
+    wanted = _rounds(record) if first_mixed(record) is not None else set()
     clusters = [card.cluster for card in record.clients]
     points, kept, messages, size = [], {}, 0, 0
     for line, matrix in record.graphs():
         messages, size = messages + line.messages, size + line.bytes
-        if mixes and line.round in wanted:
+        if line.round in wanted:
             kept[str(line.round)] = sparse(matrix)
         if line.accuracy is not None:
             points.append(_point(line, messages, size) | _graph(matrix, clusters))
@@ -84,12 +83,11 @@ def _point(line: Round, messages: int, size: int) -> dict[str, float]:
 
 def _graph(matrix: Tensor, clusters: list[int]) -> dict[str, float]:
     inside = share_inside(matrix, clusters)
-    edges = int((matrix.clone().fill_diagonal_(0) > 0).sum())
-    return {"edges": edges, "inside": -1.0 if math.isnan(inside) else round(inside, 6)}
+    return {"edges": edges(matrix), "inside": NO_SHARE if inside is None else round(inside, 6)}
 
 
 def _rounds(record: Record) -> set[int]:
-    """The end of the warm-up, each quarter of the run, its end, and what figures want."""
+    """Rounds (from 0) whose W is kept: the end of the warm-up, of each quarter, and what figures need."""
     played = len(record.rounds)
     warmup = getattr(record.recipe.method, "warmup", 0)
     ends = {
