@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.network import Letter, Schema, Spec, decode, encode, fingerprint, header_bytes, nbytes
+from mapl.network import Letter, Schema, Spec, decode, encode, fingerprint, header_bytes, nbytes, specs
 
 RUN = "0123456789abcdef"
 ARCHITECTURE = "fedcba9876543210"
@@ -41,7 +41,7 @@ def schema_of(letter: Letter, **changes: object) -> Schema:
     fields = {
         "run": letter.run,
         "limit": 10_000,
-        "tensors": {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in letter.tensors.items()},
+        "tensors": specs(letter.tensors),
         "sender": letter.sender,
         "round": letter.round,
     }
@@ -159,6 +159,24 @@ def test_without_an_expected_sender_and_round_anyones_is_read() -> None:
     assert (found.sender, found.round) == (3, 7)
 
 
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, "0" * 16])
+def test_a_shape_that_depends_on_the_architecture_holds_for_the_readers_own(architecture: str) -> None:
+    """A reader knows the shapes of its own architecture alone; of the others, the number of dimensions."""
+    own = architecture == ARCHITECTURE
+    schema = schema_of(plain(), tensors={"backbone": Spec((5,), by_architecture=True)}, architecture=ARCHITECTURE)
+
+    def sent(*shape: int) -> bytes:
+        return encode(plain(architecture=architecture, tensors={"backbone": torch.zeros(shape)}))
+
+    assert decode(sent(5), schema).tensors["backbone"].shape == (5,)
+    for shape in ((9,), (1, 5)):
+        if own or len(shape) == 2:
+            with pytest.raises(MaplError, match="'backbone'"):
+                decode(sent(*shape), schema)
+        else:
+            assert decode(sent(*shape), schema).tensors["backbone"].shape == shape
+
+
 def forged(old: str, new: str) -> bytes:
     data = encode(plain())
     assert old.encode() in data
@@ -249,7 +267,7 @@ def test_mutated_letters_are_refused_or_have_the_expected_structure(
         found = decode(bytes(data), schema)
     except MaplError:
         return
-    assert {name: (tuple(t.shape), t.dtype) for name, t in found.tensors.items()} == schema.tensors
+    assert specs(found.tensors) == schema.tensors
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
     assert nbytes(found) == len(encode(found)) == nbytes(letter)
 
