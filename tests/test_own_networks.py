@@ -78,7 +78,8 @@ class Mutual(Local):
 
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits, peer = client.model(images), client.model.call("peer", images)
-        teacher = client.model.call("teacher", images)
+        with torch.no_grad():
+            teacher = client.model.call("teacher", images)
         return {
             "cross_entropy": cross_entropy(logits, labels) + cross_entropy(peer, labels),
             "mutual": apart(logits, peer.detach()) + apart(peer, logits.detach()),
