@@ -49,11 +49,6 @@ class Engine(ABC):
         self.engine_settings = settings
         self.device = device
 
-    @property
-    def knows_method(self) -> bool:
-        """Whether the method is one of this package: what others do in their losses is not known."""
-        return type(self.method).__module__.startswith("mapl.methods.")
-
     def draw(self, client: Client, round: int) -> Draws:
         """The order of the images and every augmentation's parameters: a function of (seed, client, round) alone."""
         n, settings = client.samples, self.settings
