@@ -16,7 +16,7 @@ from mapl.clock import part, profiled
 from mapl.data.dataset import Images
 from mapl.engine._base import Draws, Engine, check_finite
 from mapl.engine.channels_last import channels_last, channels_last_for_tests, pixels_together, who_takes_it
-from mapl.engine.generators import keyed, say_who_takes_turns, who_draws
+from mapl.engine.generators import drawing_from, say_who_takes_turns, who_draws
 from mapl.engine.optimizers import Optimizer, make_optimizer
 from mapl.engine.workers import cores, side_by_side
 from mapl.errors import MaplError
@@ -25,9 +25,10 @@ from mapl.keys import key
 __all__ = ["Draws", "EagerEngine"]
 
 BACKBONE = "backbone"
-TEST_BATCH = 512
+TEST_BATCH = {"cpu": 200, "cuda": 512}
+"""Test images per batch. On a CPU, larger batches of convolutions leave the cache."""
 AT_A_TIME = 2**19
-"""Numbers of the images that are augmented at once, about what a core's cache holds: several steps' small ones."""
+"""Pixels that are augmented at once, about what a core's cache holds. Small images are made for several steps."""
 
 Result = TypeVar("Result")
 
@@ -48,6 +49,8 @@ class EagerEngine(Engine):
 
     def adopt(self, clients: Sequence[Client]) -> None:
         super().adopt(clients)
+        for client in clients:
+            client.model.precision = torch.bfloat16 if self.engine_settings.precision == "bf16" else None
         if self.device.type == "cuda":
             self._use_gpu(clients)
         else:
@@ -57,20 +60,20 @@ class EagerEngine(Engine):
         """Learn of each client whether it can train beside others, and how its convolutions are best laid out."""
         if not self.method.draws:
             self._quiet = {client.id for client in clients} - who_draws(clients, self.augmentation.shape)
-        if self._workers > 1:
-            say_who_takes_turns(self.method, [client for client in clients if client.id not in self._quiet])
         self._channels_last = who_takes_it(clients, self.augmentation.shape)
 
     def _use_gpu(self, clients: Sequence[Client]) -> None:
-        """Low precision where it was asked for, and dropouts that are drawn as the engine of graphs draws them."""
-        for client in clients:
-            client.model.precision = torch.bfloat16 if self.engine_settings.precision == "bf16" else None
+        """Draw dropout as the grouped engine does."""
         if find_spec("triton") is not None:
             from mapl.engine.cuda.layers import Keys, keyed
 
             self._keys = self._keys or Keys(*torch.zeros(2, 1, dtype=torch.int64, device=self.device))
             for client in clients:
                 keyed(client.model, self._keys)
+
+    def warm_up(self, clients: Sequence[Client]) -> None:
+        if self.device.type == "cpu" and self._workers > 1:
+            say_who_takes_turns(self.method, [client for client in clients if client.id not in self._quiet])
 
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
         def train(client: Client) -> dict[str, float]:
@@ -83,8 +86,8 @@ class EagerEngine(Engine):
         losses = self._each(clients, train, lambda client: client.id not in self._quiet)
         if self.device.type == "cpu" and not torch.equal(torch.random.get_rng_state(), before):
             raise MaplError(
-                f"method {type(self.method).__name__} draws random numbers from torch's global generator, where "
-                "clients that train side by side would disturb each other: declare `draws = True` in its class"
+                f"in round {round} of method {type(self.method).__name__} random numbers were drawn from torch's "
+                "global generator, which clients that train side by side share: declare `draws = True` in the method"
             )
         return losses
 
@@ -112,7 +115,7 @@ class EagerEngine(Engine):
             stack.enter_context(self.arithmetic())
             if client.id not in self._quiet:
                 seed = key(self.seed, client.id, round, "layers")
-                stack.enter_context(keyed(seed, self.device))
+                stack.enter_context(drawing_from(seed, self.device))
                 self._seed_layers(seed)
             if client.id in self._channels_last:
                 stack.enter_context(channels_last(client.model, optimizer))
@@ -200,7 +203,7 @@ class EagerEngine(Engine):
         """The test images. The recipe's own are in batches of their own: no others change how they are rounded."""
         pixels = self._on_device(client, "test").pixels
         for images in (pixels[: client.tests], pixels[client.tests :]):
-            for batch in torch.split(images, TEST_BATCH):
+            for batch in torch.split(images, TEST_BATCH[self.device.type]):
                 if len(batch):
                     normalised = self.augmentation.normalise(batch)
                     yield pixels_together(normalised) if client.id in self._channels_last else normalised

@@ -90,7 +90,7 @@ def _restored() -> Iterator[None]:
 
 
 @contextmanager
-def keyed(key: int, device: torch.device) -> Iterator[None]:
+def drawing_from(key: int, device: torch.device) -> Iterator[None]:
     """Inside, the shared generators start from a key; afterwards they are as they were."""
     with _restored(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(key)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
-Precision = Literal["fp32", "tf32", "bf16"]
 
 
 class TrainSettings(BaseModel):
@@ -33,7 +32,7 @@ class TrainSettings(BaseModel):
 
 
 class EngineSettings(BaseModel):
-    """Where and how fast the clients train; another device draws dropout and rounds otherwise."""
+    """Where and how fast the clients train; dropout and rounding differ between devices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -42,14 +41,18 @@ class EngineSettings(BaseModel):
         "auto",
         description="One client after another ('eager'), or CUDA graphs of many clients; 'auto': graphs on a GPU.",
     )
-    precision: Precision = Field(
-        "bf16", description="Of matrix products and convolutions on a GPU; the CPU computes in fp32."
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        "auto",
+        description="Of matrix products and convolutions. 'auto': bf16 on a GPU, fp32 on a CPU, which has no tf32.",
     )
     deterministic: bool = Field(
-        False, description="Only deterministic kernels on a GPU: slower, and equal from run to run. The CPU always is."
+        False,
+        description="Only deterministic kernels on a GPU: slower, but runs repeat to the bit, as always on a CPU.",
     )
     workers: int | None = Field(
-        None, ge=1, description="Clients that a CPU trains at a time; no bit depends on it. Default: as many as cores."
+        None,
+        ge=1,
+        description="Clients that a CPU trains at a time; no bit depends on it. Default: as many as cores allow.",
     )
     together: int = Field(8, ge=1, description="Most clients of one architecture that a GPU trains as one batch.")
     memory: float | None = Field(
@@ -57,3 +60,11 @@ class EngineSettings(BaseModel):
         gt=0,
         description="GiB of GPU memory for clients' models; beyond it they wait on the host. Default: half the card.",
     )
+
+    def on(self, device: str) -> Self:
+        """These settings with the precision that is used on a "cpu" or on "cuda"."""
+        if device == "cuda":
+            precision = "bf16" if self.precision == "auto" else self.precision
+        else:
+            precision = "bf16" if self.precision == "bf16" else "fp32"
+        return self.model_copy(update={"precision": precision})
