@@ -1,7 +1,6 @@
-"""Convolutions on a CPU: about half again as fast with the channels of a pixel side by side in memory.
+"""Channels-last convolutions on a CPU: with a pixel's channels side by side in memory they are up to twice as fast.
 
-The order in memory is nobody else's business: weights are laid out so for a client's round of training, and are back in
-their places after it.
+Nothing outside notices: a client's weights have this layout while it trains or is tested, and are then put back.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ POOLINGS = (nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool
 
 
 def who_takes_it(clients: Sequence[Client], image: tuple[int, int, int]) -> set[int]:
-    """Those with convolutions, and without a layer that relies on the usual order (such as a `view`)."""
+    """The clients with convolutions whose layers all work in this layout (a `view` may not)."""
     images = pixels_together(torch.zeros(2, *image))
     known = {name: _convolves(client) and _takes(client, images) for name, client in one_of_each(clients).items()}
     return {client.id for client in clients if known[kind(client)]}
@@ -32,7 +31,7 @@ def _convolves(client: Client) -> bool:
 
 @torch.no_grad()
 def _takes(client: Client, images: Tensor) -> bool:
-    """Whether all networks that run on images in the usual order also run on these."""
+    """Whether all networks that take images also take these, which are channels-last."""
     model, usual = client.model, images.contiguous()
     training = model.training
     model.eval()
@@ -52,9 +51,9 @@ def _runs(network: nn.Module, images: Tensor) -> bool:
 
 
 def pixels_together(images: Tensor) -> Tensor:
-    """The same images (N, C, H, W) with each pixel's channels side by side.
+    """The same images (N, C, H, W) in channels-last layout.
 
-    Torch's own conversion leaves images of one channel as they are, and then takes them for the usual order.
+    Torch's own conversion leaves images of one channel as they are, and its convolutions then use the usual layout.
     """
     n, c, h, w = images.shape
     return images.permute(0, 2, 3, 1).reshape(-1).view(n, h, w, c).permute(0, 3, 1, 2)
@@ -62,8 +61,7 @@ def pixels_together(images: Tensor) -> Tensor:
 
 @contextmanager
 def channels_last(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-    """Train inside: convolutions' weights are in that order, with what the optimiser keeps of them. Then all is as it
-    was."""
+    """Train inside: weights of convolutions are channels-last, and so is their optimiser state."""
     weights = _of_convolutions(model)
     homes = [weight.data for weight in weights]
     for weight in weights:
@@ -84,7 +82,7 @@ def channels_last(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def channels_last_for_tests(model: nn.Module) -> Iterator[None]:
-    """Test inside: convolutions read copies of their weights in that order."""
+    """Test inside: convolutions read channels-last copies of their weights."""
     weights = _of_convolutions(model)
     homes = [weight.data for weight in weights]
     try:
@@ -101,7 +99,7 @@ def _of_convolutions(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _keep_order_on_the_way_back(layer: nn.Module, inputs: object, output: object) -> None:
-    """A flattening hands gradients back in the usual order, with which a pooling takes up to five times as long."""
+    """Flattening returns gradients in the usual layout, with which a pooling is up to five times slower."""
     if isinstance(output, Tensor) and output.requires_grad and output.dim() == 4:
         output.register_hook(_together)  # type: ignore[no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""The eager engine: plain PyTorch, client by client. It is the reference that every other path equals."""
+"""The eager engine: plain PyTorch, client by client. It is the reference for every other engine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class EagerEngine(Engine):
             self._use_cpu(clients)
 
     def _use_cpu(self, clients: Sequence[Client]) -> None:
-        """Learn of each client whether it can train beside others, and how its convolutions are best laid out."""
+        """Find out which clients can train side by side, and which take channels-last images."""
         if not self.method.draws:
             self._quiet = {client.id for client in clients} - who_draws(clients, self.augmentation.shape)
         self._channels_last = who_takes_it(clients, self.augmentation.shape)
@@ -104,7 +104,7 @@ class EagerEngine(Engine):
         return side_by_side(work, clients, self._workers, in_turn, lambda client: self._seconds.get(client.id, 0.0))
 
     def train(self, client: Client, round: int) -> dict[str, float]:
-        """PML: a round of local training. Returns the mean of each term of the loss."""
+        """A round of local training (PML). Returns the mean of each term of the loss."""
         draws = self.draw(client, round)
         images = self._on_device(client, "train")
         batches, uniforms = draws.batches.to(self.device), draws.uniforms.to(self.device)
@@ -126,7 +126,7 @@ class EagerEngine(Engine):
                 terms = self._step(client, optimizer, *batch)
                 for name, value in terms.items():
                     totals[name] = totals[name] + value if name in totals else value
-        optimizer.zero_grad()  # who waits for its next turn needs no gradients
+        optimizer.zero_grad()  # they are not needed until the next round
         losses = {name: float(total) / len(batches) for name, total in totals.items()}
         check_finite(client, round, losses)
         return losses
@@ -139,18 +139,18 @@ class EagerEngine(Engine):
     def _augmented(
         self, client: Client, images: Images, batches: Tensor, uniforms: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """All views (V · B, C, H, W) and labels (V · B,) of each step; small images are made for several at a time."""
+        """All views (V · B, C, H, W) and labels (V · B,) of each step; small images for several steps at once."""
         size = self.method.views * batches.shape[1]
         steps = max(1, AT_A_TIME // (size * images.pixels[0].numel()))
-        for some, draws in zip(torch.split(batches, steps), torch.split(uniforms, steps), strict=True):
+        for chunk, draws in zip(torch.split(batches, steps), torch.split(uniforms, steps), strict=True):
             with part("augmentation"):
-                chosen = some.repeat(1, self.method.views).flatten()
-                made = self.augmentation.apply(images.pixels[chosen], draws.flatten(0, 1))
+                indices = chunk.repeat(1, self.method.views).flatten()
+                views = self.augmentation.apply(images.pixels[indices], draws.flatten(0, 1))
                 if client.id in self._channels_last:
-                    made = pixels_together(made)
-            for step, labels in enumerate(torch.split(images.labels[chosen], size)):
-                # Detached, so that a network may write over its images: they are no part of anything then.
-                yield made[step * size : (step + 1) * size].detach(), labels
+                    views = pixels_together(views)
+            for step, labels in enumerate(torch.split(images.labels[indices], size)):
+                # Detached: a network that writes over its images must not tie the steps together in autograd.
+                yield views[step * size : (step + 1) * size].detach(), labels
 
     def _step(self, client: Client, optimizer: Optimizer, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         terms = self.method.loss(client, images, labels)
@@ -172,7 +172,7 @@ class EagerEngine(Engine):
         return make_optimizer(client.model, self.settings, self.method.learning_rates())
 
     def _on_device(self, client: Client, split: str) -> Images:
-        """The client's images; on a GPU a copy of them, made once and kept."""
+        """The client's images. On a GPU they are copied once."""
         images: Images = getattr(client, split)
         if self.device.type == "cpu":
             return images
@@ -185,7 +185,7 @@ class EagerEngine(Engine):
 
     @torch.no_grad()
     def _outputs(self, client: Client, networks: Sequence[str]) -> dict[str, Tensor]:
-        """What the backbone and own networks make of the client's test images, by name."""
+        """The outputs of these networks, the backbone's or own ones, for the client's test images."""
         model = client.model.eval()
         outputs: dict[str, list[Tensor]] = {name: [] for name in networks}
         with ExitStack() as stack:
@@ -200,7 +200,7 @@ class EagerEngine(Engine):
         return {name: torch.cat(parts) for name, parts in outputs.items()}
 
     def _test_batches(self, client: Client) -> Iterator[Tensor]:
-        """The test images. The recipe's own are in batches of their own: no others change how they are rounded."""
+        """The test images. Those of the recipe's own test share no batch with others, which could change rounding."""
         pixels = self._on_device(client, "test").pixels
         for images in (pixels[: client.tests], pixels[client.tests :]):
             for batch in torch.split(images, TEST_BATCH[self.device.type]):
@@ -213,10 +213,9 @@ class EagerEngine(Engine):
 
     @torch.no_grad()
     def evaluate(self, client: Client) -> Tensor:
-        """Which of the client's test images it classifies rightly."""
+        """Which of its test images the client classifies correctly."""
         scores = self.method.scores(client, self._outputs(client, self.method.answers_with))
-        right = scores.argmax(1) == self._on_device(client, "test").labels
-        return right.cpu()
+        return (scores.argmax(1) == self._on_device(client, "test").labels).cpu()
 
     def state(self) -> dict[str, Tensor]:
         if self.settings.reset:

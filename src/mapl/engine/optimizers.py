@@ -1,7 +1,6 @@
-"""Adam and SGD with the results of `torch.optim`, to the bit, called straight on torch's kernels.
+"""Adam and SGD on torch's own kernels, with the results of `torch.optim` to the bit.
 
-`torch.optim` imports torch's compiler when its first optimiser is made, which takes more than a second, and each of its
-steps spends longer in Python. Both are noticeable in a run of small models.
+The first optimiser of `torch.optim` imports torch's compiler, which takes more than a second: longer than many a round.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from mapl.engine.settings import TrainSettings
 from mapl.model import ClientModel
 
 State = dict[str, Tensor]
-"""What an optimiser keeps of one parameter, under the names that `torch.optim` uses."""
+"""The state of one parameter, by the names that `torch.optim` gives it."""
 
 EPSILON = 1e-8
 """Adam's, torch's default."""
@@ -31,16 +30,16 @@ def make_optimizer(model: ClientModel, settings: TrainSettings, rates: Mapping[s
 
 
 class Optimizer(ABC):
-    """Updates the parameters of one model. A parameter without a gradient is left alone, and so is its state."""
+    """Updates the parameters of one model, except those that have no gradient."""
 
     def __init__(self, model: ClientModel, settings: TrainSettings, rates: Mapping[str, float]):
         self.settings = settings
         self.parameters = list(model.parameters())
-        """All parameters, so that a position means the same in every checkpoint."""
+        """All parameters of the model. Checkpoints name them by their position here."""
         self.state: dict[nn.Parameter, State] = {}
         frozen = {id(p) for name in model.frozen for p in model.own[name].parameters()}
         own = {id(p): rate for name, rate in rates.items() for p in model.own[name].parameters()}
-        # Parameters that one kernel can update together stand together.
+        # One kernel updates parameters of one learning rate, device and dtype.
         kinds: dict[tuple[float, torch.device, torch.dtype], list[nn.Parameter]] = {}
         for p in self.parameters:
             if id(p) not in frozen:
@@ -57,22 +56,22 @@ class Optimizer(ABC):
     def step(self) -> None:
         """One step along the gradients."""
         for rate, parameters in self.groups:
-            having = [p for p in parameters if p.grad is not None]
-            if having:
-                self._update(rate, having, [p.grad for p in having if p.grad is not None])
+            pairs = [(p, p.grad) for p in parameters if p.grad is not None]
+            if pairs:
+                self._update(rate, *zip(*pairs, strict=True))
 
     @abstractmethod
     def _update(self, rate: float, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
-        """A step of parameters of one device and dtype."""
+        """A step of parameters of one learning rate, device and dtype."""
 
     def named_state(self) -> Iterable[tuple[str, Tensor]]:
-        """What is kept from step to step, as `position.name`."""
+        """The state of all parameters, as `position.name`."""
         for position, parameter in enumerate(self.parameters):
             for name, value in self.state.get(parameter, {}).items():
                 yield f"{position}.{name}", value
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take such tensors back."""
+        """Restore such a state."""
         self.state = {}
         for path, value in state.items():
             position, _, name = path.partition(".")

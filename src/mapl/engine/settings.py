@@ -1,4 +1,4 @@
-"""How a client trains, and on what; every engine reads the same settings."""
+"""Settings of local training, and of the device that it runs on."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    epochs: int = Field(1, ge=1, description="E: local epochs a round.")
+    epochs: int = Field(1, ge=1, description="Local epochs per round, E.")
     batch: int = Field(
-        64, ge=2, description="Images a batch; a short last batch is dropped, a shard below it is one batch."
+        64,
+        ge=2,
+        description="Images per batch. A short last batch is dropped; a client with fewer images has one batch.",
     )
     optimizer: Literal["adam", "sgd"] = Field("adam", description="Adam, or stochastic gradient descent with momentum.")
     learning_rate: float = Field(1e-4, gt=0, description="Learning rate.")
-    betas: tuple[Rate, Rate] = Field((0.5, 0.999), description="Adam's decay rates; the paper's momentum is the first.")
+    betas: tuple[Rate, Rate] = Field((0.5, 0.999), description="Adam's decay rates; the first is the paper's momentum.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of 'sgd'.")
     weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
     threads: int = Field(
-        1, ge=1, description="CPU threads; a setting, because sums, and so the last bits of a result, depend on them."
+        1, ge=1, description="CPU threads per client. The last bits of a result depend on it, since sums do."
     )
     reset: bool = Field(
-        True, description="Whether every round starts with a new optimiser, as the released program does."
+        True, description="Whether every round starts with a new optimiser, as in the paper's released program."
     )
 
 
@@ -54,11 +56,11 @@ class EngineSettings(BaseModel):
         ge=1,
         description="Clients that a CPU trains at a time; no bit depends on it. Default: as many as cores allow.",
     )
-    together: int = Field(8, ge=1, description="Most clients of one architecture that a GPU trains as one batch.")
+    together: int = Field(8, ge=1, description="Most clients of one architecture that train as one batch on a GPU.")
     memory: float | None = Field(
         None,
         gt=0,
-        description="GiB of GPU memory for clients' models; beyond it they wait on the host. Default: half the card.",
+        description="GiB of GPU memory for clients' models; the rest wait on the host. Default: half of it.",
     )
 
     def on(self, device: str) -> Self:
