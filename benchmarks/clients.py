@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import math
 import statistics
 import time
@@ -150,7 +151,7 @@ class _Copies:
         mapl.runs.part.build = self._build
 
     def build(self, name: str, *arguments: Any) -> ClientModel:
-        client = arguments[-2]
+        client = inspect.signature(self._build).bind(name, *arguments).arguments["client"]
         if name not in self._first:
             self._first[name] = self._build(name, *arguments)
         if client not in self._made:

@@ -21,6 +21,7 @@ from mapl.analysis.clusters import adjusted_rand, share_inside
 from mapl.collaboration import GraphSettings, learn_rows
 from mapl.engine.workers import cores
 from mapl.methods.mapl import Mapl
+from mapl.runs.graph import fill
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
 
@@ -59,8 +60,8 @@ class EveryHead(Mapl):
 
     name = "every-head"
 
-    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
-        return neighbours
+    def wants(self, client: Client, round: int) -> Tensor:
+        return client.neighbours
 
 
 def measure(options: Options) -> Report:
@@ -139,7 +140,9 @@ def play(recipe: Recipe) -> Row:
 
 def _weights(part: Part) -> Tensor:
     """W (M, M)."""
-    return torch.stack([client.state["weights"] for client in part.clients])
+    matrix = torch.zeros(len(part.clients), len(part.clients), dtype=torch.float64)
+    fill(matrix, {client.id: (client.peers.ids, client.peers.weights) for client in part.clients})
+    return matrix
 
 
 def _changed(used: Sequence[Tensor]) -> float:

@@ -19,8 +19,8 @@ from mapl.collaboration import GraphSettings
 from mapl.data.dataset import Images
 from mapl.methods.mapl import Mapl, MaplSettings
 from mapl.model import ClientModel
-from mapl.network import Ledger, Post, Topology, TopologySettings
-from mapl.runs.exchange import exchange
+from mapl.network import Ledger, MemoryPost, Topology, TopologySettings
+from mapl.runs.exchange import Exchange, look_around
 
 CLASSES, WIDTH, DEGREE = 10, 512, 10
 CASES = [("regular", 100), ("regular", 1_000), ("regular", 10_000)] + [("full", m) for m in (100, 500, 1_000, 2_000)]
@@ -49,13 +49,12 @@ def measure_case(name: str, clients: int, device: torch.device, rounds: int) -> 
     memory = PeakMemory(device)
     nodes = make_clients(clients, method, device)
     topology = Topology(TopologySettings(name=name, degree=DEGREE), clients, seed=0)
-    topology.graph(0)
-    ledger, seconds = Ledger(), []
+    topology.drawn(0)
+    letters, seconds = 0, []
     for t in range(rounds + 2):
         watch = Stopwatch(device)
-        play_letters(method, nodes, topology, ledger, t)
+        letters = play_letters(method, nodes, topology, t)
         seconds.append(watch.stop())
-    letters = ledger.by_round[-1][0]
     median = middle(seconds[2:])
     return {
         "topology": f"regular, {DEGREE} neighbours" if name == "regular" else "full mesh",
@@ -67,9 +66,12 @@ def measure_case(name: str, clients: int, device: torch.device, rounds: int) -> 
     }
 
 
-def play_letters(method: Mapl, clients: list[Client], topology: Topology, ledger: Ledger, round: int) -> None:
-    """A round without its training."""
-    method.absorb_all(round, exchange(method, clients, None, topology, Post(ledger), round))
+def play_letters(method: Mapl, clients: list[Client], topology: Topology, round: int) -> int:
+    """A round without its training; returns how many letters were read."""
+    ledger = Ledger()
+    look_around(method, clients, None, topology, round)
+    method.absorb_all(round, Exchange(method, clients, None, MemoryPost(), ledger, round).run())
+    return ledger.messages
 
 
 def make_clients(count: int, method: Mapl, device: torch.device) -> list[Client]:
@@ -82,13 +84,14 @@ def make_clients(count: int, method: Mapl, device: torch.device) -> list[Client]
     clients = []
     for i in range(count):
         with torch.device("meta"):  # 10,000 times the usual first weights would take longer than all that is measured
-            model = ClientModel(nn.Identity(), CLASSES, WIDTH, WIDTH, hidden=1)
+            prototypes = nn.Parameter(torch.empty(CLASSES, WIDTH))
+            model = ClientModel(nn.Identity(), nn.Linear(WIDTH, CLASSES), prototypes=prototypes)
         model = model.to_empty(device=device)
         with torch.no_grad():
             model.head.weight.copy_(common + 0.02 * torch.randn(CLASSES, WIDTH, generator=draw))
             model.prototypes.copy_(torch.randn(CLASSES, WIDTH, generator=draw))
         client = Client(
-            id=i, size=count, run="0" * 16, seed=0, model=model, backbone="none", architecture="0" * 16, cluster=0,
+            id=i, run="0" * 16, seed=0, model=model, backbone="none", architecture="0" * 16, cluster=0,
             train=nothing, test=nothing, tests=len(nothing),
         )  # fmt: skip
         method.prepare(client)

@@ -138,7 +138,7 @@ class _Ours:
     def _round(self, keep: bool) -> float:
         torch.set_num_threads(self.recipe.train.threads)
         watch = Stopwatch(self.device)
-        laps = play_round(self.part, len(self.part.rounds))[1]
+        laps = play_round(self.part, self.part.round)[1]
         seconds = watch.stop()
         say(f"{self.name}: {'a' if keep else 'first'} round in {seconds:.2f} s")
         if keep:

@@ -15,18 +15,19 @@ import common
 import edges
 import exchange
 import rounds
+import state
 import torch
 import two_cores
 
 WHAT = {
-    "round": rounds.measure, "clients": clients.measure, "exchange": exchange.measure, "edges": edges.measure,
-    "two-cores": two_cores.measure,
+    "round": rounds.measure, "clients": clients.measure, "exchange": exchange.measure, "state": state.measure,
+    "edges": edges.measure, "two-cores": two_cores.measure,
 }  # fmt: skip
 
 ON_A_CPU = {"two-cores"}
 """Measured on the CPU even where there is a GPU."""
 
-HELP = "A round against a plain loop; more clients; letters alone; whom clients listen to; FedAvg on a CPU."
+HELP = "A round against a plain loop; more clients; letters; memory of a network; the graph's edges; FedAvg on a CPU."
 
 
 def parser() -> argparse.ArgumentParser:

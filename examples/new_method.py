@@ -15,7 +15,7 @@ from mapl.losses import cross_entropy
 
 
 class MedianHeadSettings(MethodSettings):
-    """A sentence a setting: it is also the help text in the recipe's reference."""
+    """One sentence per setting. It is also the help text in the recipe's reference."""
 
     name: str = "new_method:MedianHead"
     pull: float = Field(0.5, ge=0, le=1, description="How far a head moves to the median of its neighbours'.")
@@ -33,8 +33,8 @@ class MedianHead(Method[MedianHeadSettings]):
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"cross_entropy": cross_entropy(client.model(images), labels)}
 
-    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
-        return neighbours
+    def wants(self, client: Client, round: int) -> Tensor:
+        return client.neighbours
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {"head": client.model.head.weight})

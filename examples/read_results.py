@@ -21,8 +21,9 @@ def main(folder: str) -> None:
 
     clusters = [card.cluster for card in record.clients]
     weights = record.weights()  # (M, M), the last round's; record.weights(10) is that of round 10
-    print(f"weight inside true clusters {share_inside(weights, clusters):.2f}, ", end="")
-    print(f"adjusted Rand index {adjusted_rand(weights, clusters):.2f}")
+    inside, rand = share_inside(weights, clusters), adjusted_rand(weights, clusters)
+    if inside is not None and rand is not None:  # None if nobody listens to anybody, or all are in one cluster
+        print(f"weight inside true clusters {inside:.2f}, adjusted Rand index {rand:.2f}")
 
     part = restored_part(folder)  # the trained models themselves, from the newest checkpoint
     if part is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -18,8 +20,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import mapl.cli
-from mapl import Dataset, Images, Recipe
+from mapl import Client, Dataset, Images, Inbox, Letter, Recipe
+from mapl.client import Peers
+from mapl.network import Mail, MemoryPost
 from mapl.recipe import Tree, merge
+from mapl.runs.exchange import Exchange, look_around
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
 
@@ -48,12 +53,36 @@ def small(name: str = "mapl", /, **over: Any) -> Recipe:
     return Recipe.of(**merge(base, over))
 
 
-def play(recipe: Recipe, rounds: int | None = None) -> Part:
-    """The part after its rounds, in memory alone."""
-    part = build_part(recipe)
-    for t in range(rounds if rounds is not None else recipe.rounds):
-        play_round(part, t)
+def play(recipe: Recipe, rounds: int | None = None, part: Part | None = None) -> Part:
+    """The part after its rounds, in memory alone; `part.lines` has what they wrote into the history."""
+    part = part or build_part(recipe)
+    total = rounds if rounds is not None else recipe.rounds
+    part.lines = [play_round(part, t)[0] for t in range(part.round, total)]  # type: ignore[attr-defined]
     return part
+
+
+def deliver(letters: Mapping[int, Letter], requests: Mapping[int, torch.Tensor], round: int = 0) -> dict[int, Inbox]:
+    """The in-memory post; nobody's schema is asked for there."""
+    return MemoryPost().exchange(Mail(round, "letters", letters, requests, lambda reader: pytest.fail("schema")))
+
+
+def inboxes_of(part: Part, round: int) -> list[tuple[Client, Inbox]]:
+    """The exchanges of a round, without training and without absorbing: every client with its inbox."""
+    look_around(part.method, part.clients, part.server, part.topology, round)
+    return Exchange(part.method, part.clients, part.server, part.transport, part.ledger, round).run()
+
+
+def row_of(client: Client, clients: int) -> torch.Tensor:
+    """The client's row of W (M,), dense."""
+    row = torch.zeros(clients, dtype=torch.float64)
+    row[torch.from_numpy(client.peers.ids)] = torch.from_numpy(client.peers.weights)
+    return row
+
+
+def meet_all(client: Client, weights: Sequence[float], samples: int | Sequence[int] = 10) -> None:
+    """Make a client know clients 0, 1, … with these weights and numbers of samples."""
+    ids = np.arange(len(weights))
+    client.peers = Peers(ids, np.array(weights, dtype=float), np.broadcast_to(samples, len(ids)).copy())
 
 
 def parameters(part: Part) -> dict[str, torch.Tensor]:
@@ -83,7 +112,7 @@ def in_child(target: Callable[..., object], *args: object) -> ForkServerProcess:
     """A new process that calls `target`, started from one that has imported the package already: in milliseconds."""
     context = multiprocessing.get_context("forkserver")
     # The last one is imported by the first use of the digits, and takes longer than a whole run.
-    context.set_forkserver_preload(["mapl", "mapl.cli", "sklearn.datasets"])
+    context.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "sklearn.datasets"])
     process = context.Process(target=target, args=args, daemon=True)
     process.start()
     return process
@@ -103,8 +132,9 @@ def command(arguments: list[str], output: Path) -> None:
 def written(folder: Path) -> dict[str, bytes]:
     """What equal runs have in common: all but the times, the recipe's name, and checkpoints but the last."""
     last = max((folder / "checkpoints").glob("0*"))
-    return {name: (folder / name).read_bytes() for name in ("history.jsonl", "clients.json")} | {
-        last.name: last.read_bytes()
+    names = ("history.jsonl", "clients.json", "graph.rows", "graph.index")
+    return {last.name: last.read_bytes()} | {
+        name: (folder / name).read_bytes() for name in names if (folder / name).exists()
     }
 
 

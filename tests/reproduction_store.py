@@ -12,14 +12,14 @@ import torch
 from mapl.analysis.control import control_of
 from mapl.paper import find_cell
 from mapl.paper.figures import FIGURES, needs
-from mapl.paper.scale import Protocol, form_of
-from mapl.paper.store import Row, Store, key_of, sparse
+from mapl.paper.protocol import Protocol, form_of
+from mapl.paper.store import Store, StoredRun, key_of, sparse
 from mapl.recipe import Recipe
 
 SIZE = 20
 
 
-def made_row(recipe: Recipe, table: str, cell: str, mean: float, **over: Any) -> Row:
+def made_row(recipe: Recipe, table: str, cell: str, mean: float, **over: Any) -> StoredRun:
     """A row of a run with this accuracy in the mean over clients; every second client is 5 points above it."""
     size = recipe.clients
     clusters = [i * 2 // size for i in range(size)]
@@ -68,7 +68,7 @@ def made_row(recipe: Recipe, table: str, cell: str, mean: float, **over: Any) ->
     if learns:
         kept = {t for t in (*needs(recipe).weights_at, rounds - 1) if t < rounds}
         values["weights"] = {str(t): sparse(_matrix(clusters, _inside(t))) for t in sorted(kept)}
-    return Row(**values | over)
+    return StoredRun(**values | over)
 
 
 def _classes(recipe: Recipe, clusters: list[int]) -> list[list[int]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import mapl.methods
-from conftest import assert_same, parameters, small
+from conftest import assert_same, deliver, inboxes_of, meet_all, parameters, small
 from mapl import Client, Images, Inbox
 from mapl.collaboration import GraphSettings, _add_gathered, _add_sampled, head_similarity, learn_rows, similarities
 from mapl.losses import FORMS
@@ -19,10 +19,8 @@ from mapl.methods import _circles
 from mapl.methods._circles import Circles, groups
 from mapl.methods.mapl import Mapl, MaplSettings
 from mapl.model import ClientModel
-from mapl.network import Ledger, Post
 from mapl.plugins import known
-from mapl.runs.exchange import exchange
-from mapl.runs.part import Part, build_part
+from mapl.runs.part import build_part
 
 SIZES = [1, 2, 7, 50]
 
@@ -30,8 +28,14 @@ SIZES = [1, 2, 7, 50]
 # Every method, through the exchange itself
 
 
-def state(part: Part) -> dict[str, Tensor]:
-    return parameters(part) | {f"{c.id}.{key}": tensor for c in part.clients for key, tensor in c.state.items()}
+def state(clients: list[Client]) -> dict[str, Tensor]:
+    """What clients keep between rounds, beside their models."""
+    peers = {
+        f"{c.id}.peers.{key}": torch.from_numpy(getattr(c.peers, key))
+        for c in clients
+        for key in ("ids", "weights", "samples")
+    }
+    return peers | {f"{c.id}.{key}": tensor for c in clients for key, tensor in c.state.items()}
 
 
 @pytest.mark.parametrize("topology", ["full", "ring"])
@@ -47,14 +51,14 @@ def test_all_at_once_is_client_by_client(name: str, topology: str) -> None:
     for t in range(3):
         for part, together in zip(parts, (True, False), strict=True):
             part.engine.train_all(part.clients, t)
-            pairs = exchange(part.method, part.clients, part.server, part.topology, Post(part.ledger), t)
+            pairs = inboxes_of(part, t)
             if together:
                 part.method.absorb_all(t, pairs)
             else:
                 for client, inbox in pairs:
                     part.method.absorb(client, t, inbox)
-    assert_same(*map(state, parts))
-    assert parts[0].ledger.by_round == parts[1].ledger.by_round
+    assert_same(*(parameters(part) | state(part.clients) for part in parts))
+    assert parts[0].ledger == parts[1].ledger
 
 
 # MAPL, with inboxes of all sizes
@@ -64,13 +68,14 @@ def crowd(method: Mapl, count: int, classes: int = 3, width: int = 40, seed: int
     torch.manual_seed(seed)
     common, clients = torch.randn(classes, width), []
     for i in range(count):
-        model = ClientModel(nn.Identity(), classes, width, 17, hidden=1)
+        prototypes = nn.Parameter(torch.rand(classes, 17) - 0.5)
+        model = ClientModel(nn.Identity(), nn.Linear(width, classes), prototypes=prototypes)
         model.head.weight.data.add_(0.1 * common)
         shots = 2 + i % 5
         images = Images(torch.zeros(shots, 1, 1, 1, dtype=torch.uint8), torch.zeros(shots, dtype=torch.int64))
         clients.append(
             Client(
-                id=i, size=count, run="0" * 16, seed=0, model=model, backbone="none", architecture="0" * 16,
+                id=i, run="0" * 16, seed=0, model=model, backbone="none", architecture="0" * 16,
                 train=images, test=images, tests=shots, cluster=0,
             )
         )  # fmt: skip
@@ -83,12 +88,11 @@ def delivered(method: Mapl, clients: list[Client], round: int, density: float) -
     wanted = {c.id: np.flatnonzero(rng.random(len(clients)) < density * rng.random()) for c in clients}
     requests = {i: torch.from_numpy(ids[ids != i]) for i, ids in wanted.items()}
     asked = set(torch.cat(list(requests.values())).tolist())
-    return Post(Ledger()).deliver({i: method.letter(clients[i], round) for i in asked}, requests)
+    return deliver({i: method.letter(clients[i], round) for i in asked}, requests)
 
 
 def tensors(clients: list[Client]) -> dict[str, Tensor]:
-    states = {f"{c.id}.{key}": tensor for c in clients for key, tensor in c.state.items()}
-    return states | {f"{c.id}.prototypes": c.model.prototypes.detach() for c in clients}
+    return state(clients) | {f"{c.id}.prototypes": c.model.prototypes.detach() for c in clients}
 
 
 @pytest.mark.parametrize("density", [0.1, 1.5], ids=["sparse", "dense"])
@@ -107,7 +111,7 @@ def test_the_bits_do_not_depend_on_how_many_read_at_once(use: dict[str, Any], de
             for first in range(0, len(pairs), size):
                 method.absorb_all(t, pairs[first : first + size])
         results.append(tensors(clients))
-    rows = [results[0][f"{i}.weights"] for i in range(50)]
+    rows = [results[0][f"{i}.peers.weights"] for i in range(50)]
     assert len({int((row > 0).sum()) for row in rows}) > 5, "circles of many sizes, or this would say little"
     for other in results[1:]:
         assert_same(other, results[0])
@@ -140,7 +144,7 @@ def test_a_client_is_touched_by_its_own_inbox_alone() -> None:
                 other.model.head.weight.data.neg_()
         ids = {0: [1, 2], 1: [2, 3], 2: [4, 5], 3: [0, 5], 4: [5], 5: [0, 1, 2]}
         letters = {c.id: method.letter(c, 0) for c in clients}
-        inboxes = Post(Ledger()).deliver(letters, {i: torch.tensor(sent) for i, sent in ids.items()})
+        inboxes = deliver(letters, {i: torch.tensor(sent) for i, sent in ids.items()})
         method.absorb_all(0, [(c, inboxes[c.id]) for c in clients])
         results.append(tensors(clients[:2]))
         assert not torch.equal(clients[2].model.prototypes, clients[0].model.prototypes)
@@ -153,7 +157,7 @@ def test_inboxes_of_several_deliveries_can_be_read_in_one_go() -> None:
     for together in (True, False):
         clients = crowd(method, 4)
         pairs = [
-            (c, Post(Ledger()).deliver({j: method.letter(clients[j], 0)}, {c.id: torch.tensor([j])})[c.id])
+            (c, deliver({j: method.letter(clients[j], 0)}, {c.id: torch.tensor([j])})[c.id])
             for c, j in zip(clients, (1, 0, 3, 2), strict=True)
         ]
         assert len(list(groups(pairs))) == 4
@@ -170,15 +174,14 @@ def test_a_client_whose_circle_has_no_weight_stays_as_it_is_and_the_others_go_on
     method = Mapl(MaplSettings(warmup=0))
     clients = crowd(method, 3)
     letters = {c.id: method.letter(c, 0) for c in clients}
-    inboxes = Post(Ledger()).deliver(letters, {0: torch.tensor([1]), 2: torch.tensor([1])})
-    clients[0].state["samples"].fill_(5)
-    clients[0].state["weights"].copy_(torch.tensor([0.0, 0.0, 1.0]))
+    inboxes = deliver(letters, {0: torch.tensor([1]), 2: torch.tensor([1])})
+    meet_all(clients[0], [0.0, 0.0, 1.0], samples=5)
     before = copy.deepcopy(tensors(clients))
     method.absorb_all(0, [(clients[i], inboxes[i]) for i in (0, 2)])
     after = tensors(clients)
     for i, touched in ((0, False), (2, True)):
         assert torch.equal(after[f"{i}.prototypes"], before[f"{i}.prototypes"]) is not touched
-        assert torch.equal(after[f"{i}.weights"], before[f"{i}.weights"]) is not touched
+        assert torch.equal(after[f"{i}.peers.weights"], before[f"{i}.peers.weights"]) is not touched
 
 
 # Its parts
@@ -261,7 +264,6 @@ def test_on_a_gpu_it_is_the_same_but_for_rounding(monkeypatch: pytest.MonkeyPatc
         for t in range(3):
             inboxes = delivered(method, clients, t, density)
             method.absorb_all(t, [(c, inboxes[c.id]) for c in clients])
-        assert all(tensor.is_cpu for client in clients for tensor in client.state.values())
         results.append({key: tensor.cpu() for key, tensor in tensors(clients).items()})
     for key, tensor in results[1].items():
         torch.testing.assert_close(tensor, results[0][key], rtol=1e-4, atol=1e-6, msg=key)

@@ -32,10 +32,10 @@ def test_what_is_trained_and_the_own_test_stay_the_same_to_the_bit():
     assert_same(parameters(plain), parameters(both))
     for ours, theirs in zip(plain.clients, both.clients, strict=True):
         assert torch.equal(plain.engine.embed(ours), both.engine.embed(theirs)[: ours.tests])
-    assert [line.accuracy for line in plain.rounds] == [line.accuracy for line in both.rounds]
+    assert [line.accuracy for line in plain.lines] == [line.accuracy for line in both.lines]
     assert plain.recipe.fingerprint() == both.recipe.fingerprint()
-    assert all(line.all_images is None and "all_images" not in line.line() for line in plain.rounds)
-    assert all(line.all_images is not None for line in both.rounds)
+    assert all(line.all_images is None and "all_images" not in line.line() for line in plain.lines)
+    assert all(line.all_images is not None for line in both.lines)
 
 
 @pytest.mark.parametrize("scheme", ["scenario", "dirichlet"])
@@ -43,8 +43,8 @@ def test_all_images_are_all_of_the_clients_classes(scheme):
     over = {"scheme": scheme, "test_shots": 3, "fewest": 1}
     part = play(small(rounds=1, partition=over, evaluate=BOTH))
     every = play(small(rounds=1, partition={**over, "test_shots": "all"}))
-    assert part.rounds[0].all_images == every.rounds[0].accuracy
-    assert part.rounds[0].all_images[1] == alone(part, 1)
+    assert part.lines[0].all_images == every.lines[0].accuracy
+    assert part.lines[0].all_images[1] == alone(part, 1)
     assert [c.tests for c in part.clients] < [c.tests for c in every.clients]
 
 

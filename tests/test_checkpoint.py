@@ -44,7 +44,7 @@ def empty(path: Path) -> None:
 
 def strangers(folder: Path) -> list[str]:
     """Files of a run's folder that no finished write leaves behind."""
-    names = {"recipe.toml", "clients.json", "history.jsonl", "times.jsonl"}
+    names = {"recipe.toml", "clients.json", "history.jsonl", "times.jsonl", "graph.rows", "graph.index"}
     return [p.name for p in folder.rglob("*") if p.is_file() and p.name not in names and p.suffix != ".safetensors"]
 
 

@@ -114,14 +114,14 @@ def test_json_lines():
 
 def test_profile_is_printed_and_kept():
     lines = cli("run", *QUICK, "--profile", "--name", "run").splitlines()
-    assert re.match(r"2 rounds in \d+\.\d s on CPU \(.*\), after \d+\.\d s of setting up:", lines[-8])
+    assert re.match(r"2 rounds in \d+\.\d s on CPU \(.*\), after \d+\.\d s of setup:", lines[-8])
     parts = mapl.load("runs/run").profile["parts"]
     assert [line.split()[0] for line in lines[-7:]] == list(parts)
     assert lines[-7].split()[1] == f"{100 * parts['training']['share']:.1f}"
     said = [json.loads(line) for line in cli("resume", "runs/run", "--rounds", 3, "--profile", "--json").splitlines()]
     assert [line.pop("event") for line in said] == ["round", "profile", "end"]
     assert said[1] == mapl.load("runs/run").profile
-    assert "setting up" not in cli("resume", "runs/run", "--rounds", 4), "only when asked"
+    assert "of setup" not in cli("resume", "runs/run", "--rounds", 4), "only when asked"
 
 
 def test_a_run_that_another_process_writes_is_a_sentence_and_status_1(capsys, monkeypatch):
@@ -171,7 +171,7 @@ def test_ctrl_c_finishes_the_round_saves_says_how_to_go_on_and_exits_with_130(tm
     said = out.read_text()
     assert "finishing this round, then saving" in said
     assert f"stopped after round {done} of 40, saved in {tmp_path / 'run'}" in said
-    assert f"go on with: mapl resume {tmp_path / 'run'}" in said
+    assert f"continue with: mapl resume {tmp_path / 'run'}" in said
     assert [int(p.name[:6]) for p in Path("run/checkpoints").iterdir()] == [done]
     mapl.resume("run", rounds=40)
     mapl.run(recipe, "whole")

@@ -175,6 +175,6 @@ def test_inference_by_the_head_does_not_look_at_prototypes():
 
 
 def test_the_kind_of_inference_changes_what_is_tested_and_nothing_else():
-    rounds = {kind: play(small("fedproto", method={"inference": kind})).rounds for kind in ("head", "prototype")}
+    rounds = {kind: play(small("fedproto", method={"inference": kind})).lines for kind in ("head", "prototype")}
     assert [line.losses for line in rounds["head"]] == [line.losses for line in rounds["prototype"]]
     assert [line.accuracy for line in rounds["head"]] != [line.accuracy for line in rounds["prototype"]]

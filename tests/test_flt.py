@@ -21,11 +21,11 @@ from torch import Tensor
 import mapl
 import mapl.methods._encoder as encoders
 import mapl.methods.flt as flt
-from conftest import play, small
+from conftest import deliver, inboxes_of, play, small
 from mapl import Letter, MaplError
 from mapl.client import Server
-from mapl.network import Ledger, Post
-from mapl.runs.exchange import exchange
+from mapl.model import Shapes
+from mapl.network import MemoryPost
 from mapl.runs.part import Part, build_part
 
 OVER: dict[str, Any] = {"model": {"backbones": ["cnn"]}, "partition": {"scenario": 3, "shots_range": [2, 6]}}
@@ -45,13 +45,13 @@ def recipe(**settings: Any) -> mapl.Recipe:
 def written(monkeypatch) -> list[Letter]:
     """Every letter that is delivered from now on."""
     seen: list[Letter] = []
-    deliver = Post.deliver
+    exchange = MemoryPost.exchange
 
-    def watched(self, letters, requests, **how):
-        seen.extend(letters.values())
-        return deliver(self, letters, requests, **how)
+    def watched(self, mail):
+        seen.extend([*mail.letters.values(), *mail.personal.values()])
+        return exchange(self, mail)
 
-    monkeypatch.setattr(Post, "deliver", watched)
+    monkeypatch.setattr(MemoryPost, "exchange", watched)
     return seen
 
 
@@ -120,7 +120,7 @@ def test_relations_come_from_letters_alone(flat, monkeypatch):
     for client in other.clients:
         client.train.pixels.zero_()
     letters = {letter.sender: letter for letter in seen[1:5]}
-    inbox = Post(Ledger()).deliver(letters, {4: torch.arange(4)})[4]
+    inbox = deliver(letters, {4: torch.arange(4)})[4]
     other.method.settle(other.server, inbox)
     assert other.server.state["related"].tolist() == related
 
@@ -145,7 +145,7 @@ def test_clients_may_have_different_numbers_of_classes(flat):
 
 def without(part: Part, absent: int) -> None:
     """That client stays away (-1: nobody does)."""
-    part.method.wants = lambda client, round, near: near[:0] if client.id == absent else near
+    part.method.wants = lambda client, round: client.neighbours[: 0 if client.id == absent else None]
 
 
 @pytest.mark.parametrize("absent", [-1, 1])
@@ -163,7 +163,7 @@ def test_each_client_gets_the_average_of_its_relations_weighted_by_samples(absen
     part.server.state["related"] = torch.tensor(related, dtype=torch.bool)
     samples = [len(c.train) for c in part.clients]
     assert len(set(samples)) > 2
-    for client, inbox in exchange(part.method, part.clients, part.server, part.topology, Post(part.ledger), 1):
+    for client, inbox in inboxes_of(part, 1):
         part.method.absorb(client, 1, inbox)
     assert part.ledger.messages == (8 if absent < 0 else 6)  # no opening in a later round
     for i, client in enumerate(part.clients):
@@ -185,7 +185,7 @@ def test_each_client_gets_the_average_of_its_relations_weighted_by_samples(absen
 
 
 def server(image: tuple[int, int, int], seed: int) -> Server:
-    return Server(id=4, size=4, run="0" * 16, seed=seed, image=image, data_folder=None)
+    return Server(id=4, run="0" * 16, seed=seed, image=image, shapes=Shapes(10, 12, 0), data_folder=None)
 
 
 @pytest.mark.parametrize(("source", "image"), [("synthetic", (3, 6, 6)), ("digits", (1, 8, 8))])
@@ -262,8 +262,7 @@ def test_a_plane_takes_three_centres(few):
 
 
 def relations(part: Part) -> Tensor:
-    for _ in exchange(part.method, part.clients, part.server, part.topology, Post(part.ledger), 0):
-        pass
+    inboxes_of(part, 0)
     return part.server.state["related"]
 
 

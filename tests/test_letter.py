@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.network import Letter, Schema, decode, encode, fingerprint, header_bytes, nbytes
+from mapl.network import Letter, Schema, Spec, decode, encode, fingerprint, header_bytes, nbytes, specs
 
 RUN = "0123456789abcdef"
 ARCHITECTURE = "fedcba9876543210"
@@ -41,7 +41,7 @@ def schema_of(letter: Letter, **changes: object) -> Schema:
     fields = {
         "run": letter.run,
         "limit": 10_000,
-        "tensors": {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in letter.tensors.items()},
+        "tensors": specs(letter.tensors),
         "sender": letter.sender,
         "round": letter.round,
     }
@@ -129,7 +129,7 @@ def test_what_cannot_travel_is_not_written(changes: dict[str, object], words: st
         ({"sender": 4}, "of sender 4 says that its sender is 3, but 4 is expected"),
         ({"round": 8}, "of sender 3 is of round 7, but round 8 is expected"),
         ({"tensors": {}}, "of sender 3: unknown tensor 'head'; expected: "),
-        ({"tensors": {"head": ((2, 3), torch.float32)}}, "of sender 3: unknown tensor 'mask'; expected: head"),
+        ({"tensors": {"head": Spec((2, 3))}}, "of sender 3: unknown tensor 'mask'; expected: head"),
     ],
 )
 def test_what_was_not_expected_is_refused(changes: dict[str, object], words: str) -> None:
@@ -157,6 +157,24 @@ def test_contents_are_checked(tensors: dict[str, Tensor], words: str) -> None:
 def test_without_an_expected_sender_and_round_anyones_is_read() -> None:
     found = decode(encode(plain()), schema_of(plain(), sender=None, round=None))
     assert (found.sender, found.round) == (3, 7)
+
+
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, "0" * 16])
+def test_a_shape_that_depends_on_the_architecture_holds_for_the_readers_own(architecture: str) -> None:
+    """A reader knows the shapes of its own architecture alone; of the others, the number of dimensions."""
+    own = architecture == ARCHITECTURE
+    schema = schema_of(plain(), tensors={"backbone": Spec((5,), by_architecture=True)}, architecture=ARCHITECTURE)
+
+    def sent(*shape: int) -> bytes:
+        return encode(plain(architecture=architecture, tensors={"backbone": torch.zeros(shape)}))
+
+    assert decode(sent(5), schema).tensors["backbone"].shape == (5,)
+    for shape in ((9,), (1, 5)):
+        if own or len(shape) == 2:
+            with pytest.raises(MaplError, match="'backbone'"):
+                decode(sent(*shape), schema)
+        else:
+            assert decode(sent(*shape), schema).tensors["backbone"].shape == shape
 
 
 def forged(old: str, new: str) -> bytes:
@@ -216,7 +234,7 @@ def test_what_is_no_letter_is_refused(data: bytes, words: str) -> None:
 
 @pytest.mark.parametrize("header", [b"[" * 20_000, b'{"a":' * 9_000, b"9" * 20_000, b'{"a":' + b"9" * 5_000 + b"}"])
 def test_headers_made_to_exhaust_the_parser_are_refused(header: bytes) -> None:
-    wide = {f"tensor{number}": ((1,), torch.float32) for number in range(300)}  # so that long headers are read at all
+    wide = {f"tensor{number}": Spec((1,)) for number in range(300)}  # so that long headers are read at all
     with pytest.raises(MaplError, match="not JSON"):
         decode(framed(header), schema_of(plain(), limit=10**6, tensors=wide))
 
@@ -249,7 +267,7 @@ def test_mutated_letters_are_refused_or_have_the_expected_structure(
         found = decode(bytes(data), schema)
     except MaplError:
         return
-    assert {name: (tuple(t.shape), t.dtype) for name, t in found.tensors.items()} == schema.tensors
+    assert specs(found.tensors) == schema.tensors
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
     assert nbytes(found) == len(encode(found)) == nbytes(letter)
 

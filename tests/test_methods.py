@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import assert_same, parameters, play, small
+from conftest import assert_same, deliver, meet_all, parameters, play, row_of, small
 from mapl import Client, Inbox, Letter
 from mapl.collaboration import GraphSettings, learn_weights
-from mapl.network import Ledger, Post, header_bytes
+from mapl.network import header_bytes
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
 
@@ -23,7 +23,7 @@ def letters(part: Part, round: int, among: list[int] | None = None) -> dict[int,
 
 
 def inbox(part: Part, reader: int, senders: list[int], round: int) -> Inbox:
-    return Post(Ledger()).deliver(letters(part, round, senders), {reader: torch.tensor(senders)})[reader]
+    return deliver(letters(part, round, senders), {reader: torch.tensor(senders)})[reader]
 
 
 def by_hand(client: Client, part: Part, weights: Tensor, heard: list[int]) -> Tensor:
@@ -73,7 +73,9 @@ def test_local_writes_no_letters_whatever_the_topology():
     part = play(small("local"))
     assert (part.ledger.messages, part.ledger.bytes) == (0, 0)
     client = part.clients[0]
-    assert not len(part.method.wants(client, 0, torch.tensor([1, 2, 3])))
+    assert client.neighbours.tolist() == [1, 2, 3]
+    assert not len(part.method.wants(client, 3))
+    assert part.method.letter(client, 3) is None
     assert part.method.weights(client) is None
 
 
@@ -86,7 +88,7 @@ def test_the_first_mixing_is_the_plain_mean_of_all_prototypes():
     expected = by_hand(client, part, FULL_ROW, [0, 1, 2, 3])
     part.method.absorb(client, 0, inbox(part, 2, [0, 1, 3], 0))
     assert torch.allclose(client.model.prototypes.double(), expected, atol=1e-7)
-    assert torch.equal(client.state["weights"], FULL_ROW)
+    assert torch.equal(row_of(client, 4), FULL_ROW)
 
 
 def test_after_a_round_of_the_warm_up_all_clients_have_the_same_prototypes():
@@ -102,7 +104,7 @@ def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, confidence, 
     method = {"warmup": 1, "form": form, "graph": {"form": form, "confidence": confidence}}
     part = play(small(method=method, partition={"scenario": 3, "shots_range": [1, 5]}), rounds=1)
     client = part.clients[me]
-    assert torch.equal(client.state["weights"], FULL_ROW)
+    assert torch.equal(row_of(client, 4), FULL_ROW)
     samples = torch.tensor([c.samples for c in part.clients], dtype=torch.float64)
     assert len(samples.unique()) > 1
     heads = torch.stack([c.model.head.weight.detach() for c in part.clients]).double()
@@ -116,7 +118,7 @@ def test_after_the_warm_up_the_graph_is_learned_and_then_used(form, confidence, 
     row = learn_weights(FULL_ROW, me, heads, gamma, everybody, settings)
     expected = by_hand(client, part, row, [0, 1, 2, 3])
     part.method.absorb(client, 1, inbox(part, me, [j for j in range(4) if j != me], 1))
-    assert torch.allclose(client.state["weights"], row, atol=1e-6)
+    assert torch.allclose(row_of(client, 4), row, atol=1e-6)
     assert not torch.allclose(row, FULL_ROW, atol=1e-3)
     assert torch.allclose(client.model.prototypes.double(), expected, atol=1e-5)
 
@@ -128,46 +130,48 @@ def test_a_peer_that_was_not_heard_keeps_its_weight_and_the_others_share_the_res
     graph = {"form": form, "confidence": "share", "mu1": 2}
     part = play(small(method={"warmup": 1, "form": form, "graph": graph}, **over), rounds=1)
     client = part.clients[0]
-    client.state["weights"].copy_(torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64))
+    samples = torch.tensor([c.samples for c in part.clients], dtype=torch.float64)
+    meet_all(client, [0.1, 0.2, 0.3, 0.4], samples.long().tolist())
     for other in part.clients:
         other.model.prototypes.data += other.id
     heard = torch.tensor([0, 1, 3])
     heads = torch.stack([part.clients[j].model.head.weight.detach() for j in heard.tolist()]).double()
-    samples = client.state["samples"].double()
     before = torch.tensor([0.1, 0.2, 0.4], dtype=torch.float64) / 0.7
     confidence = (samples / samples.sum())[heard]
     row = learn_weights(before, 0, heads, confidence, torch.ones(3, dtype=torch.bool), part.method.settings.graph)
     expected = by_hand(client, part, dict(zip(heard.tolist(), row.tolist(), strict=True)), heard.tolist())
     part.method.absorb(client, 1, inbox(part, 0, [1, 3], 1))
-    assert client.state["weights"][2] == 0.3
-    assert torch.allclose(client.state["weights"][heard], 0.7 * row, atol=1e-6)
-    assert torch.isclose(client.state["weights"].sum(), torch.tensor(1.0, dtype=torch.float64))
+    after = row_of(client, 4)
+    assert after[2] == 0.3
+    assert torch.allclose(after[heard], 0.7 * row, atol=1e-6)
+    assert torch.isclose(after.sum(), torch.tensor(1.0, dtype=torch.float64))
     assert torch.allclose(client.model.prototypes.double(), expected, atol=1e-5)
 
 
 def test_without_graph_learning_the_graph_stays_uniform_after_the_warm_up():
     part = play(small(method={"warmup": 0, "learn_graph": False}))
-    assert all(torch.allclose(c.state["weights"], FULL_ROW) for c in part.clients)
+    assert all(torch.allclose(row_of(c, 4), FULL_ROW) for c in part.clients)
 
 
 def test_an_empty_inbox_changes_nothing():
     part = play(small(), rounds=1)
     before = {k: v.clone() for k, v in parameters(part).items()}
     client = part.clients[0]
-    row = client.state["weights"].clone()
-    part.method.absorb(client, 1, Post(Ledger()).deliver({}, {0: torch.empty(0, dtype=torch.long)})[0])
+    row = row_of(client, 4)
+    part.method.absorb(client, 1, deliver({}, {0: torch.empty(0, dtype=torch.long)})[0])
     assert_same(parameters(part), before)
-    assert torch.equal(client.state["weights"], row)
+    assert torch.equal(row_of(client, 4), row)
 
 
 def test_edges_at_zero_are_no_longer_asked_for_and_strangers_are():
     part = build_part(small())
-    client, reachable = part.clients[1], torch.tensor([0, 2, 3])
-    assert part.method.wants(client, 0, reachable).tolist() == [0, 2, 3]
-    client.state["samples"].copy_(torch.tensor([4, 4, 4, 0]))
-    client.state["weights"].copy_(torch.tensor([0.0, 0.5, 0.5, 0.0]))
-    assert part.method.wants(client, 5, reachable).tolist() == [2, 3]
-    assert part.method.wants(client, 5, torch.tensor([0])).tolist() == []
+    client = part.clients[1]
+    client.neighbours = torch.tensor([0, 2, 3])
+    assert part.method.wants(client, 0).tolist() == [0, 2, 3]
+    meet_all(client, [0.0, 0.5, 0.5], samples=4)  # it has not met client 3
+    assert part.method.wants(client, 5).tolist() == [2, 3]
+    client.neighbours = torch.tensor([0])
+    assert part.method.wants(client, 5).tolist() == []
 
 
 def changing(clients: int, round: int, settings: object, seed: int) -> list[tuple[int, int]]:
@@ -178,20 +182,22 @@ def changing(clients: int, round: int, settings: object, seed: int) -> list[tupl
 def test_a_topology_that_changes_every_round():
     part = build_part(small(network={"topology": {"name": "test_methods:changing", "every": 1}}, rounds=4))
     play_round(part, 0)
-    assert part.clients[0].state["weights"].tolist() == [0.5, 0.5, 0, 0]
+    assert part.clients[0].peers.ids.tolist() == [0, 1]
+    assert part.clients[0].peers.weights.tolist() == [0.5, 0.5]
     assert torch.equal(part.clients[2].model.prototypes, part.clients[3].model.prototypes)
+    before = [row_of(client, 4) for client in part.clients]
     line, _ = play_round(part, 1)
     assert line.messages == 2
-    assert set(line.rows) == {1, 2}
-    one = part.clients[1].state["weights"]
+    moved = [not torch.equal(row_of(client, 4), row) for client, row in zip(part.clients, before, strict=True)]
+    assert moved == [False, True, True, False]
+    one = row_of(part.clients[1], 4)
     assert one[2] > 0
     # Client 0 was not heard in round 1: its share of the row is what it was, scaled for the newcomer.
     assert torch.isclose(one[0], torch.tensor(1 / 3, dtype=torch.float64))
     line, _ = play_round(part, 2)
     assert line.messages == 4
-    senders, receivers, messages, _ = part.ledger.edges()
-    pairs = zip(senders.tolist(), receivers.tolist(), messages.tolist(), strict=True)
-    assert list(pairs) == [(0, 1, 2), (1, 0, 2), (1, 2, 1), (2, 1, 1), (2, 3, 2), (3, 2, 2)]
+    # Nobody has met a client that it never heard.
+    assert [client.peers.ids.tolist() for client in part.clients] == [[0, 1], [0, 1, 2], [1, 2, 3], [2, 3]]
 
 
 # MAPL+
@@ -215,8 +221,7 @@ def test_mapl_plus_mixes_backbones_and_their_statistics_and_leaves_counters_alon
     client = part.clients[1]
     # Everybody was met already, with these weights.
     row = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-    client.state["weights"].copy_(row)
-    client.state["samples"].fill_(10)
+    meet_all(client, row.tolist())
     part.method.absorb(client, 5, inbox(part, 1, [0, 2, 3], 5))
     assert any(name.endswith("running_var") for name in before[0])
     for name, tensor in client.model.backbone.state_dict().items():
@@ -236,8 +241,7 @@ def test_mapl_plus_mixes_only_what_is_alike():
     row = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     inboxes = {i: inbox(part, i, [j for j in range(4) if j != i], 0) for i in range(4)}
     for client in part.clients:
-        client.state["weights"].copy_(row)
-        client.state["samples"].fill_(10)
+        meet_all(client, row.tolist())
         part.method.absorb(client, 0, inboxes[client.id])
     for i in (1, 3):
         assert_same(dict(part.clients[i].model.backbone.state_dict()), before[i])
@@ -253,7 +257,7 @@ def test_on_the_empty_network_mapl_plus_is_mapl_to_the_bit():
     mapl, plus = play(small("mapl", **alone)), play(small("mapl+", **alone))
     assert_same(parameters(mapl), parameters(plus))
     assert (plus.ledger.messages, plus.ledger.bytes) == (0, 0)
-    assert [line.accuracy for line in mapl.rounds] == [line.accuracy for line in plus.rounds]
+    assert [line.accuracy for line in mapl.lines] == [line.accuracy for line in plus.lines]
 
 
 def test_letters_change_the_models():
@@ -309,10 +313,10 @@ def test_the_order_in_which_letters_arrive_never_matters(method):
             for entries in (written, *asked.values()):
                 random.Random(1).shuffle(entries)
             assert [i for i, _ in written] != sorted(i for i, _ in written)
-        inboxes = Post(Ledger()).deliver(dict(written), {i: torch.tensor(ids) for i, ids in asked.items()})
+        inboxes = deliver(dict(written), {i: torch.tensor(ids) for i, ids in asked.items()})
         for client in reversed(part.clients) if shuffled else part.clients:
             part.method.absorb(client, 1, inboxes[client.id])
-        results.append(parameters(part) | {f"{c.id}.row": c.state["weights"] for c in part.clients})
+        results.append(parameters(part) | {f"{c.id}.row": row_of(c, 4) for c in part.clients})
     assert_same(*results)
 
 
@@ -324,8 +328,8 @@ def test_messages_and_bytes_of_the_warm_up_are_the_papers_formula(clients):
     assert part.ledger.messages == clients * (clients - 1) * rounds
     header = header_bytes(part.method.letter(part.clients[0], 0))
     assert part.ledger.bytes == part.ledger.messages * (4 * 8 * 10 + header)
-    assert [line.messages for line in part.rounds] == [clients * (clients - 1)] * rounds
-    assert sum(line.bytes for line in part.rounds) == part.ledger.bytes
+    assert [line.messages for line in part.lines] == [clients * (clients - 1)] * rounds
+    assert sum(line.bytes for line in part.lines) == part.ledger.bytes
 
 
 def test_messages_and_bytes_with_the_head_follow_the_edges_that_are_left():
@@ -333,12 +337,12 @@ def test_messages_and_bytes_with_the_head_follow_the_edges_that_are_left():
     rounds = 6
     graph = {"form": "released", "step_size": 0.2}  # drops edges at once
     part = build_part(small(rounds=rounds, clients=6, method={"warmup": 1, "graph": graph}))
-    edges = []
+    edges, messages = [], []
     for t in range(rounds):
-        used = sum(int((c.state["weights"] > 0).sum()) - int(c.state["weights"][c.id] > 0) for c in part.clients)
-        edges.append(used if t else 6 * 5)
-        play_round(part, t)
-    assert [line.messages for line in part.rounds] == edges
+        matrix = torch.stack([row_of(client, 6) for client in part.clients])
+        edges.append(int((matrix.fill_diagonal_(0) > 0).sum()) if t else 6 * 5)
+        messages.append(play_round(part, t)[0].messages)
+    assert messages == edges
     assert min(edges) < 30  # some edges were dropped, or this would say nothing
     without, with_head = (part.method.letter(part.clients[0], t) for t in (0, 1))
     first = edges[0] * (4 * 8 * 10 + header_bytes(without))

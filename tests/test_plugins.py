@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import mapl
-import mapl.backbones
 import mapl.methods
 from conftest import small, written
 from mapl import MaplError
 from mapl.cli.app import app
-from mapl.plugins import find, known, load, summary
+from mapl.data.partition import SCENARIOS
+from mapl.network import TOPOLOGIES
+from mapl.plugins import find, index, known, load, summary, table
 
 METHOD = '''
 """Heads are averaged with everybody's, with one setting and something kept between rounds."""
@@ -40,8 +43,8 @@ class HeadMean(Method[HeadSettings]):
     def loss(self, client, images, labels):
         return {"cross_entropy": cross_entropy(client.model(images), labels)}
 
-    def wants(self, client, round, neighbours):
-        return neighbours
+    def wants(self, client, round):
+        return client.neighbours
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {"head": client.model.head.weight})
@@ -203,10 +206,33 @@ def test_paths_that_lead_to_something_else(over, sentence, outside):
     assert not Path("run").exists()
 
 
-def test_every_file_of_a_room_is_found_by_its_name_and_says_what_it_is():
-    for room in (mapl.methods, mapl.backbones):
-        things = known(room)
-        assert list(things) == sorted(things)
-        assert all(summary(thing) for thing in things.values())
-    assert {"mapl", "mapl+", "local"} <= set(known(mapl.methods))
-    assert find("method", "mapl+", mapl.methods).name == "mapl+"
+@pytest.mark.parametrize("name", ["mapl.methods", "mapl.backbones", "mapl.data.sources", "mapl.runs.writers"])
+def test_a_room_offers_what_its_files_export_by_the_names_and_summaries_that_an_import_gives(name):
+    room = import_module(name)
+    exported = {}
+    for path in Path(room.__path__[0]).glob("[!_]*.py"):
+        module = import_module(f"{name}.{path.stem}")
+        for export in module.__all__:
+            thing = getattr(module, export)
+            exported[getattr(thing, "name", path.stem.replace("_", "-"))] = thing
+    assert known(room) == exported
+    assert list(index(name)) == sorted(exported)
+    assert {key: entry.summary for key, entry in index(name).items()} == {k: summary(v) for k, v in exported.items()}
+    assert all(entry.summary for entry in index(name).values())
+    assert all(find("thing", key, room) is thing for key, thing in exported.items())
+
+
+def test_tables_read_from_the_source_are_those_that_an_import_gives():
+    assert table("mapl.data.partition", "SCENARIOS") == {str(key): text for key, text in SCENARIOS.items()}
+    topologies = table("mapl.network.topology", "TOPOLOGIES")
+    assert topologies == {key: summary(function) for key, function in TOPOLOGIES.items()}
+    assert all(topologies.values())
+
+
+def test_a_name_is_found_without_importing_the_rest_of_its_room():
+    program = (
+        "import sys, mapl.backbones; from mapl.plugins import find; find('backbone', 'mlp', mapl.backbones);"
+        "print([name for name in sys.modules if name.startswith('mapl.backbones.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['mapl.backbones.mlp']\n"

@@ -25,13 +25,14 @@ from mapl.analysis.compare import Estimate
 from mapl.analysis.control import control_of, twins
 from mapl.cli.app import app
 from mapl.errors import Busy, MaplError
-from mapl.paper import TABLES, cells, find_cell
+from mapl.paper import cells, find_cell
 from mapl.paper.carry_out import RUNS, carry_out, opened
-from mapl.paper.cost import Rates, duration, images_a_round
+from mapl.paper.cost import Rates, images_a_round
 from mapl.paper.plan import names, plan
-from mapl.paper.scale import SCALES, Protocol
+from mapl.paper.protocol import SCALES, Protocol
 from mapl.paper.statistics import at_age, filled, paired, results
-from mapl.paper.store import Row, Store, key_of
+from mapl.paper.store import Store, StoredRun, key_of
+from mapl.paper.tables import TABLES
 
 SMOKE = Protocol("smoke")
 TIMES = ("seconds", "setup_seconds", "date")
@@ -176,8 +177,8 @@ def test_every_twin_of_a_run_is_the_same_run(name):
 # What is stored
 
 
-def row_from(whole: Path) -> Row:
-    return next(iter(Store(whole).rows.values()))
+def row_from(whole: Path) -> StoredRun:
+    return next(iter(Store(whole).runs.values()))
 
 
 def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_row(whole, tmp_path):
@@ -187,11 +188,11 @@ def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_row(whole, tmp_pat
     path = tmp_path / "res_hetero.jsonl"
     first = path.read_bytes()
     path.write_bytes(first + b'{"key": "ab')
-    assert list(Store(tmp_path).rows) == [row.key]
-    other = row.made.model_copy(update={"seed": 7})
+    assert list(Store(tmp_path).runs) == [row.key]
+    other = row.parsed_recipe.model_copy(update={"seed": 7})
     Store(tmp_path).add(replace(row, key=key_of(other), recipe=asdictionary(other)))
     assert path.read_bytes().startswith(first), "what is written is never changed"
-    assert list(Store(tmp_path).rows) == [row.key, key_of(other)]
+    assert list(Store(tmp_path).runs) == [row.key, key_of(other)]
 
 
 def test_a_setting_that_is_newer_than_a_row_does_not_make_it_another_run(whole, tmp_path):
@@ -199,7 +200,7 @@ def test_a_setting_that_is_newer_than_a_row_does_not_make_it_another_run(whole, 
     older = {name: value for name, value in row.recipe.items() if name != "checkpoint"}
     older["train"] = {name: value for name, value in row.recipe["train"].items() if name != "momentum"}
     Store(tmp_path).add(replace(row, key="as it was then", recipe=older))
-    assert list(Store(tmp_path).rows) == [row.key]
+    assert list(Store(tmp_path).runs) == [row.key]
 
 
 def test_a_row_of_a_method_that_is_no_more_is_left_out_with_a_word(whole, tmp_path):
@@ -209,19 +210,19 @@ def test_a_row_of_a_method_that_is_no_more_is_left_out_with_a_word(whole, tmp_pa
     with (tmp_path / "res_hetero.jsonl").open("a") as file:
         file.write(gone.line())
     with pytest.warns(UserWarning, match=r"FashionMNIST/Local is left out \(.*gone"):
-        assert list(Store(tmp_path).rows) == [row.key]
+        assert list(Store(tmp_path).runs) == [row.key]
 
 
 def test_a_broken_line_is_one_sentence(whole, tmp_path):
     Store(tmp_path).add(row_from(whole))
     with (tmp_path / "res_hetero.jsonl").open("a") as file:
         file.write("{}\n")
-    with pytest.raises(MaplError, match=r"res_hetero\.jsonl', line 2, is no row: "):
+    with pytest.raises(MaplError, match=r"res_hetero\.jsonl', line 2, is not a run: "):
         Store(tmp_path)
 
 
 def test_a_row_has_all_that_tables_and_figures_need(whole):
-    rows = {(r.cell.split("/")[-1], r.control): r for r in Store(whole).rows.values()}
+    rows = {(r.cell.split("/")[-1], r.control): r for r in Store(whole).runs.values()}
     mapl_row, control = rows["MAPL", False], rows["MAPL", True]
     assert len(mapl_row.accuracy) == len(mapl_row.all_images) == 4
     assert mapl_row.curve["messages"][-1] == mapl_row.messages == 12 * 4
@@ -233,7 +234,7 @@ def test_a_row_has_all_that_tables_and_figures_need(whole):
     assert rows["Local", False].weights == {}
     assert mapl_row.seconds > 0
     assert mapl_row.setup_seconds > 0
-    assert mapl_row.made.data.name == "fashionmnist"
+    assert mapl_row.parsed_recipe.data.name == "fashionmnist"
     assert not list((whole / RUNS).glob("*")), "the folders of finished runs are gone"
 
 
@@ -361,8 +362,8 @@ def test_a_scaled_table_says_so_and_fills_no_cell(data, whole):
 
 
 def made(
-    cell_name: str, row: Row, accuracies: dict[int, list[float]], *, control: bool = False, **over: object
-) -> list[Row]:
+    cell_name: str, row: StoredRun, accuracies: dict[int, list[float]], *, control: bool = False, **over: object
+) -> list[StoredRun]:
     """Rows of a cell of the paper, or of its control, with these accuracies by seed."""
     rows = []
     for seed, values in accuracies.items():
@@ -380,9 +381,9 @@ def asdictionary(recipe: mapl.Recipe) -> dict[str, object]:
     return recipe.model_dump(mode="json")
 
 
-def store_of(folder: Path, *rows: Row) -> Store:
+def store_of(folder: Path, *rows: StoredRun) -> Store:
     store = Store(folder)
-    store.rows = {row.key: row for row in rows}
+    store.runs = {row.key: row for row in rows}
     return store
 
 
@@ -444,7 +445,7 @@ def test_a_run_that_is_better_by_the_same_everywhere_is_better_by_that_for_sure(
 
 
 @pytest.fixture(scope="module")
-def whole_row(whole) -> Row:
+def whole_row(whole) -> StoredRun:
     return row_from(whole)
 
 
@@ -469,14 +470,15 @@ def test_times_of_one_kind_hold_for_others_in_proportion():
     assert images_a_round(long) == 2 * images_a_round(short)
     assert rates.estimate(long) == pytest.approx(3 + 40)
     assert images_a_round(small("local")) == images_a_round(short) / 2
-    assert [duration(s) for s in (40, 600, 12000)] == ["40 s", "10 min", "3 h 20 min"]
 
 
 def test_a_store_teaches_what_runs_here_cost(whole):
     store = Store(whole)
-    rates = Rates.of(store.rows.values(), row_from(whole).made)
+    rates = Rates.of(store.runs.values(), row_from(whole).parsed_recipe)
     assert rates.known
-    assert not Rates.of([replace(r, device="elsewhere") for r in store.rows.values()], row_from(whole).made).known
+    assert not Rates.of(
+        [replace(r, device="elsewhere") for r in store.runs.values()], row_from(whole).parsed_recipe
+    ).known
     assert asdict(rates)["first"] is None
 
 

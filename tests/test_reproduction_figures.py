@@ -13,7 +13,7 @@ from mapl.paper import find_cell
 from mapl.paper.extras import extras
 from mapl.paper.figures import FIGURES, GRAPH_ROUNDS, needs
 from mapl.paper.pictures import separation
-from mapl.paper.scale import Protocol
+from mapl.paper.protocol import Protocol
 from mapl.paper.store import Store, key_of
 from mapl.runs.history import Record
 from mapl.runs.part import Part
@@ -74,10 +74,10 @@ def test_a_work_finds_its_row_under_any_table_but_at_no_other_scale(tmp_path: Pa
     add_figures(store)
     for name in ("class_sim", "col_graph"):
         for work in FIGURES[name].works():
-            row = work.row(store)
+            row = work.run_in(store)
             assert row is not None
             assert row.key == key_of(Protocol().of_tree(work.tree, name))
-        assert all(work.row(store) is None for work in FIGURES[name].works(seed=1))
+        assert all(work.run_in(store) is None for work in FIGURES[name].works(seed=1))
 
 
 def test_extras_are_what_the_models_say_and_fit_a_line(finished: tuple[Part, Record]) -> None:

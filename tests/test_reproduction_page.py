@@ -15,16 +15,20 @@ import pytest
 import torch
 
 from mapl.methods._encoder import encoder
-from mapl.paper import TABLES, complexity, find_cell
+from mapl.paper import complexity, find_cell
 from mapl.paper.complexity import Cost, Sent
-from mapl.paper.graph_words import graph_sentences
+from mapl.paper.contests import LAYOUTS, pairs, winners
+from mapl.paper.differences import difference_sentences
+from mapl.paper.findings import findings, graph_sentences
 from mapl.paper.page import write_page
-from mapl.paper.page_tables import LAYOUTS, laid_out, pairs, winners
-from mapl.paper.scale import Protocol
+from mapl.paper.page_tables import paper_table
+from mapl.paper.protocol import Protocol
 from mapl.paper.statistics import results
 from mapl.paper.store import Store, sparse
-from mapl.paper.words import difference_sentences, headlines
-from mapl.report.document import Bullets, Entry, Grid, Heading, plain, to_html, to_markdown
+from mapl.paper.tables import TABLES, table
+from mapl.report.document import Bullets, Document, Entry, Facts, Heading, Paragraph, Picture, Table
+from mapl.report.html import to_html
+from mapl.report.markdown import plain, to_markdown
 from reproduction_store import add_cell, made_row, made_store
 
 VOID = {"meta", "link", "img", "br"}
@@ -34,7 +38,7 @@ VOID = {"meta", "link", "img", "br"}
 def coarse() -> Iterator[None]:
     """Pictures of fewer dots, which take less time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mapl.report.style.DPI", 40)
+        patch.setattr("mapl.report.drawing.DPI", 40)
         yield
 
 
@@ -137,48 +141,55 @@ def test_text_of_a_store_is_shown_never_obeyed(out: Path, markdown: str) -> None
 # What it says
 
 
+def bullet(markdown: str, start: str) -> str:
+    """The one bullet of the page that starts with these words."""
+    (line,) = [line for line in markdown.splitlines() if line.startswith(f"- {start}")]
+    return line
+
+
 def test_it_counts_cells_seeds_runs_and_hours(markdown: str, store: Store) -> None:
-    full = [row for row in store.rows.values() if not row.scale]
+    full = [row for row in store.runs.values() if not row.scale]
     filled = sum(len(results(name, store)) for name in TABLES)
-    assert f"{filled} of the 362 cells of the paper's tables are filled" in markdown
-    assert f"took {len(full)} runs, {sum(row.control for row in full)} of them controls" in markdown
-    assert f"{len(full) * 0.5:.1f} hours on" in markdown
-    assert "form “balanced” is ours" in markdown
+    said = next(line for line in markdown.splitlines() if "362 cells" in line)
+    assert f"{filled} of the 362 cells" in said
+    assert f"{len(full)} runs, {sum(row.control for row in full)} of them controls" in said
+    assert f"{len(full) * 0.5:.1f} hours" in said
+    assert "“balanced”" in said
 
 
 def test_it_says_what_was_confirmed_with_the_numbers(markdown: str) -> None:
     # Seeds 76.5, 77.3 and 78.1: ± 4.303 · 0.8 / √3.
-    assert (
-        "MAPL on CIFAR10, scenario 1: 77.3 % over 3 seeds (95 % interval 75.3 to 79.3) against the published 77.3 %: confirmed."
-        in markdown
-    )
-    assert (
-        "MAPL on SVHN, scenario 1: 80.0 % over 1 seed against the published 76.1 %; one seed has no interval."
-        in markdown
-    )
-    assert "one seed, so no interval: nothing is confirmed." in markdown
+    cifar = bullet(markdown, "MAPL on CIFAR10, scenario 1: 77.3 % over 3 seeds")
+    assert "75.3 to 79.3" in cifar
+    assert "published 77.3 %" in cifar
+    assert cifar.endswith(" confirmed.")
+    svhn = bullet(markdown, "MAPL on SVHN, scenario 1: 80.0 % over 1 seed")
+    assert "published 76.1 %" in svhn
+    assert "confirmed" not in svhn
+    assert "no interval" in svhn
 
 
 def test_it_says_what_letters_bought(markdown: str) -> None:
     # Controls 70.0, 70.4 and 70.8 of the same seeds: gains 6.5, 6.9 and 7.3.
-    assert (
-        "letters bought MAPL on CIFAR10, scenario 1, +6.9 ± 1.0 points over the same clients without letters"
-        in markdown
-    )
-    assert "the 95 % interval over 3 seeds lies above 0" in markdown
-    assert "the 95 % interval over clients of one seed" in markdown
+    cifar = bullet(markdown, "Collaboration gain of MAPL on CIFAR10, scenario 1: +6.9 ± 1.0 points")
+    assert "over 3 seeds lies above 0" in cifar
+    assert "over clients of one seed" in bullet(markdown, "Collaboration gain of MAPL on SVHN, scenario 1: +4.0 ± 0.0")
 
 
 def test_it_says_where_mapl_is_not_the_best(markdown: str) -> None:
-    assert "MAPL has the highest mean in 2 of the 3 contests" in markdown
-    assert "of the same cells, in 3." in markdown
-    assert "FedProto on SVHN, scenario 1, is 2.0 ± 0.0 points ahead of MAPL (± over clients of one seed)." in markdown
+    rank = next(line for line in markdown.splitlines() if "3 contests" in line)
+    assert "highest mean in 2 of the 3 contests" in rank
+    assert rank.endswith(" in 3.")
+    assert "over clients of one seed" in bullet(
+        markdown, "FedProto on SVHN, scenario 1, is 2.0 ± 0.0 points ahead of MAPL"
+    )
 
 
 def test_it_says_what_became_of_the_graph(markdown: str) -> None:
-    assert "100 % of the weight given to others ends inside the true clusters" in markdown
-    assert "47 % at first" in markdown
-    assert "the paper says 101,000, and 152,000 without graph learning" in markdown
+    said = bullet(markdown, "The learned graph")
+    assert "100 % of the weight" in said
+    assert "47 % at first" in said
+    assert "101,000, and 152,000" in bullet(markdown, "On CIFAR-10 with 20 clients")
     row = next(line for line in markdown.splitlines() if line.startswith("| CIFAR10, scenario 1 | 0 | 20 "))
     assert row == "| CIFAR10, scenario 1 | 0 | 20 | 100 % | 47 % | 1.00 | 180 of 380 | 102,120 | 67 % | 101,000 |"
 
@@ -193,7 +204,7 @@ def test_another_scale_stands_apart_and_is_never_counted(markdown: str, tmp_path
     write_page(tmp_path / "page", only)
     text = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
     assert "None of the 362 cells" in text
-    assert "Not drawn, because runs that they need are not in the store: class_sim" in text
+    assert re.search("Not drawn.*: class_sim", text)
 
 
 def test_an_empty_store_makes_a_page(tmp_path: Path) -> None:
@@ -203,9 +214,8 @@ def test_an_empty_store_makes_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "words"), [("paper", "The losses and the graph objective as they are printed: 1 cell"),
-                        ("released", "The released program's losses and its graph step: 1 cell")],
-)  # fmt: skip
+    ("form", "words"), [("paper", "as printed: 1 cell, -17.3 points"), ("released", "graph step: 1 cell, -17.3 points")]
+)
 def test_other_forms_are_shown_beside_and_do_not_fill_the_tables(form: str, words: str, tmp_path: Path) -> None:
     store, cell = Store(tmp_path / "store"), find_cell("res_hetero/scenario=1/CIFAR10/MAPL")
     store.add(made_row(Protocol(form=form).of_cell(cell, 0), "res_hetero", cell.name, 0.6))
@@ -219,9 +229,9 @@ def test_an_interval_that_includes_everything_confirms_nothing(tmp_path: Path) -
     store = Store(tmp_path)
     add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.70, 0.80])
     found = [result for name in TABLES for result in results(name, store)]
-    said = headlines(found, list(store.rows.values()), [])["What was confirmed, and what was not"]
-    assert any(sentence.endswith("inside, but so wide an interval confirms nothing.") for sentence in said)
-    assert any("wider than ± 3 points and says little" in sentence for sentence in said)
+    said = findings(found, list(store.runs.values()), [])["What was confirmed, and what was not"]
+    assert "wider than ± 3 points" in said[0]
+    assert "confirms nothing" in said[-1]
 
 
 def test_where_the_difference_comes_from_is_said_in_numbers(tmp_path: Path) -> None:
@@ -229,10 +239,10 @@ def test_where_the_difference_comes_from_is_said_in_numbers(tmp_path: Path) -> N
     add_cell(store, name, [0.70])
     add_cell(store, "res_hetero/scenario=1/CIFAR10/Local", [0.69])
     found = results("res_hetero", store)
-    said = headlines(found, list(store.rows.values()), [])["Where MAPL's difference comes from"]
-    assert "ours is 7.3 points below the published 77.27 %" in said[0]
-    assert "1,500 images: its standard error is 1.1 points" in said[0]
-    assert said[-1].startswith("The other methods of the same cells, ours less the published: Local -1.6")
+    said = findings(found, list(store.runs.values()), [])["Where MAPL's difference comes from"]
+    for number in ("7.3 points below", "77.27 %", "1,500 images", "1.1 points"):
+        assert number in said[0]
+    assert "Local -1.6" in said[-1]
     above = Store(tmp_path / "above")
     add_cell(above, name, [0.79])
     assert difference_sentences(results("res_hetero", above)[0], [], []) == []
@@ -242,21 +252,22 @@ def test_the_published_run_is_compared_with_a_further_run_of_ours(tmp_path: Path
     store, name = Store(tmp_path), "res_hetero/scenario=1/CIFAR10/MAPL"
     add_cell(store, name, [0.74, 0.75, 0.76])
     (found,) = results("res_hetero", store)
-    said = [s for s in difference_sentences(found, [], []) if s.startswith("One more run of ours")]
+    said = [s for s in difference_sentences(found, [], []) if "one more run" in s]
     # t of 2 degrees of freedom is 4.303, the standard deviation 1 point: 75 ± 4.303 · √(1 + 1/3)
-    assert "would lie between 70.0 and 80.0 % (95 %), by how far 3 seeds lie apart" in said[0]
-    assert "The published one does, so chance may be all of it" in said[0]
+    assert "between 70.0 and 80.0 % (95 %)" in said[0]
+    assert "our 3 seeds" in said[0]
+    assert "may be chance" in said[0]
     near = Store(tmp_path / "near")
     add_cell(near, name, [0.749, 0.75, 0.751])
-    assert difference_sentences(results("res_hetero", near)[0], [], [])[2].endswith("The published one does not.")
+    assert difference_sentences(results("res_hetero", near)[0], [], [])[2].endswith(" does not.")
 
 
 def test_cells_that_repeat_a_setting_are_not_counted_as_several(tmp_path: Path) -> None:
     store = Store(tmp_path)
     add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.74, 0.75])
     found = [result for name in TABLES for result in results(name, store)]
-    said = headlines(found, list(store.rows.values()), [])["What was confirmed, and what was not"]
-    assert said[0].startswith("Behind the 6 cells are 1 setting, 1 of them with two or more seeds.")
+    said = findings(found, list(store.runs.values()), [])["What was confirmed, and what was not"]
+    assert said[0].startswith("The 6 cells come from 1 setting, 1 of them")
 
 
 def test_what_letters_did_not_buy_is_said(tmp_path: Path) -> None:
@@ -265,11 +276,11 @@ def test_what_letters_did_not_buy_is_said(tmp_path: Path) -> None:
     add_cell(store, f"{place}/Local", [0.70, 0.704])
     add_cell(store, f"{place}/FedClassAvg", [0.73], control=0.72)
     found = results("res_hetero", store)
-    gain, loss, others = headlines(found, list(store.rows.values()), [])["What letters bought"]
+    gain, loss, others = findings(found, list(store.runs.values()), [])["What letters add"]
     # 1.0 and 1.6 points: standard error 0.3, times 12.706 of 1 degree of freedom
-    assert "letters bought MAPL on CIFAR10, scenario 1, +1.3 ± 3.8 points" in gain
-    assert "Without letters MAPL on CIFAR10, scenario 1, is 4.0 ± 0.0 points ahead of Local" in loss
-    assert others.endswith("with all test images: FedClassAvg +1.0 ± 0.0 (± over clients of one seed).")
+    assert "MAPL on CIFAR10, scenario 1: +1.3 ± 3.8 points" in gain
+    assert "MAPL on CIFAR10, scenario 1, is 4.0 ± 0.0 points ahead of Local" in loss
+    assert others.endswith("FedClassAvg +1.0 ± 0.0 (± over clients of one seed).")
 
 
 def test_the_best_is_found_on_the_seeds_that_all_have(tmp_path: Path) -> None:
@@ -277,28 +288,26 @@ def test_the_best_is_found_on_the_seeds_that_all_have(tmp_path: Path) -> None:
     add_cell(store, f"{place}/MAPL", [0.74, 0.78])
     add_cell(store, f"{place}/FedClassAvg", [0.75])
     found = results("res_hetero", store)
-    said = headlines(found, list(store.rows.values()), [])["Whether MAPL is the best"]
-    assert "MAPL has the highest mean in 0 of the 1 contest" in said[0]
-    assert said[1] == (
-        "FedClassAvg on CIFAR10, scenario 1, is 1.0 ± 0.0 points ahead of MAPL (± over clients of one seed)."
-    )
-    assert winners(found)[0] == {f"{place}/FedClassAvg"}
+    said = findings(found, list(store.runs.values()), [])["Whether MAPL is the best"]
+    assert "in 0 of the 1 contest" in said[0]
+    assert said[1].startswith("FedClassAvg on CIFAR10, scenario 1, is 1.0 ± 0.0 points ahead of MAPL")
+    assert winners(found) == {f"{place}/FedClassAvg"}
 
 
 def test_a_run_of_the_released_form_is_named_where_the_difference_is_explained(tmp_path: Path) -> None:
     store, cell = Store(tmp_path), find_cell("res_hetero/scenario=1/CIFAR10/MAPL")
     add_cell(store, cell.name, [0.74])
     (found,) = results("res_hetero", store)
-    assert any("No run of the released form is here" in s for s in difference_sentences(found, [], []))
+    assert any("no run of the released form" in s for s in difference_sentences(found, [], []))
     store.add(made_row(Protocol(form="released").of_cell(cell, 0), "res_hetero", cell.name, 0.76))
-    said = difference_sentences(found, [], list(store.rows.values()))
-    assert any("The released form gives 76.0 % here (1 seed)." in s for s in said)
+    said = difference_sentences(found, [], list(store.runs.values()))
+    assert any("76.0 % here (1 seed)" in s for s in said)
 
 
 def test_who_is_listened_to_is_said_by_backbone(tmp_path: Path) -> None:
     store = Store(tmp_path)
     add_cell(store, "res_hetero/scenario=1/CIFAR10/MAPL", [0.74])
-    (row,) = store.rows.values()
+    (row,) = store.runs.values()
     assert "weights stay about equal" in graph_sentences([row])[1]
     given = torch.zeros(20, 20)
     given[:, [i for i, name in enumerate(row.backbones) if name == "alexnet"]] = 0.2
@@ -316,7 +325,7 @@ def all_images(gain: float, interval: float) -> list[str]:
 
 
 def test_tables_are_laid_out_as_in_the_paper_with_a_dash_where_nothing_was_run(store: Store) -> None:
-    grid = laid_out("res_hetero", results("res_hetero", store))
+    grid = paper_table("res_hetero", results("res_hetero", store))
     assert list(grid.titles) == ["scenario", "method", "CINIC10", "SVHN", "CIFAR10", "MNIST", "FashionMNIST"]
     assert len(grid.rows) == 20
     rows = {(row[0], row[1]): row for row in grid.rows}
@@ -333,25 +342,19 @@ def test_tables_are_laid_out_as_in_the_paper_with_a_dash_where_nothing_was_run(s
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_has_a_layout_with_a_place_for_each_cell(name: str, tmp_path: Path) -> None:
-    grid = laid_out(name, [])
+    grid = paper_table(name, [])
     places = [
-        cell for row in grid.rows for cell in row[grid.left :] if isinstance(cell, Entry) and cell.lines[0] == "–"
+        cell for row in grid.rows for cell in row[grid.words :] if isinstance(cell, Entry) and cell.lines[0] == "–"
     ]
-    assert len(places) == sum(cell.table == name for cell in map(find_cell, _names(name)))
+    assert len(places) == len(table(name))
     assert len(grid.rows[0]) == len(grid.titles)
     assert set(LAYOUTS) == set(TABLES)
-
-
-def _names(name: str) -> list[str]:
-    from mapl.paper import table
-
-    return [cell.name for cell in table(name)]
 
 
 def test_pairs_are_of_the_same_seeds_and_a_run_in_two_tables_counts_once(store: Store) -> None:
     found = pairs([result for name in TABLES for result in results(name, store)])
     assert len(found) == 10
-    first = next(p for p in found if p.other.cell.method == "FedProto" and p.mine.cell.setting["dataset"] == "CIFAR10")
+    first = next(p for p in found if p.other.cell.method == "FedProto" and p.mapl.cell.setting["dataset"] == "CIFAR10")
     assert (first.seeds, round(first.better.mean, 6), first.verdict) == (3, 0.05, "better")
     single = [p for p in found if p.seeds == 1]
     assert {p.verdict for p in single} == {"worse (over clients, one seed)", "better (over clients, one seed)"}
@@ -365,15 +368,46 @@ def test_markdown_shows_text_as_it_is() -> None:
 
 
 def test_a_document_is_the_same_in_html_and_markdown() -> None:
-    grid = Grid(["name", "<x>"], [["a & b", Entry(("1", "2"), frozenset({0}))]], folded="more")
-    blocks = [Heading("Title <b>"), Bullets(["one|two"]), grid]
-    page = to_html("T", "below", blocks).decode()
+    table = Table(["name", "<x>"], [["a & b", Entry(("1", "2"), frozenset({0}))]], folded="more")
+    document = Document("T", "below", [Heading("Title <b>"), Bullets(["one|two"]), Facts({"M": ["c", "d"]}), table])
+    page = to_html(document).decode()
     assert "<h2>Title &lt;b&gt;</h2>" in page
     assert '<b>1</b><br><span class="soft">2</span>' in page
+    assert "<dt>M</dt><dd>c<br>d</dd>" in page
     assert "<summary>more</summary>" in page
-    text = to_markdown("T", "below", blocks).decode()
+    text = to_markdown(document).decode()
     assert "| a &amp; b | **1**<br>2 |" in text
     assert "- one\\|two" in text
+    assert "- **M**: c; d" in text
+
+
+HOSTILE = '"><script>&</td>$x$`|*'
+
+
+def test_every_block_is_escaped() -> None:
+    """Whatever text a block is given, it is shown, never obeyed."""
+    cells: list[str | Entry] = [HOSTILE, Entry((HOSTILE, HOSTILE), frozenset({1}), colour=HOSTILE)]
+    blocks = [
+        Heading(HOSTILE),
+        Paragraph(HOSTILE),
+        Bullets([HOSTILE]),
+        Facts({HOSTILE: [HOSTILE]}),
+        Table([HOSTILE, HOSTILE], [cells], folded=HOSTILE),
+        Picture("p", HOSTILE, HOSTILE, b""),
+    ]
+    document = Document(HOSTILE, HOSTILE, blocks)
+    page = Page(to_html(document).decode())
+    assert "script" not in page.tags
+    assert page.text.count(HOSTILE) == 15  # all but those in attributes
+    assert "<script>" not in to_markdown(document).decode()
+
+
+@pytest.mark.parametrize("text", ["# a", "- a", "+ a", "1. a", "12) a", "#"])
+def test_text_at_the_start_of_a_line_is_no_heading_and_no_list(text: str) -> None:
+    line = to_markdown(Document("", "", [Paragraph(text)])).decode().splitlines()[-1]
+    assert line.replace("\\", "", 1) == text
+    assert line != text
+    assert to_markdown(Document("", "", [Paragraph("-1.3 and #2")])).decode().splitlines()[-1] == "-1.3 and #2"
 
 
 # Communication complexity
@@ -434,5 +468,5 @@ def test_what_was_measured_is_kept_beside_the_store(tmp_path: Path) -> None:
     path = complexity.write(tmp_path / "store", costs)
     assert complexity.read(tmp_path / "store") == costs
     assert json.loads(path.read_text(encoding="utf-8"))[0]["method"] == "Local"
-    assert not Store(tmp_path / "store").rows
+    assert not Store(tmp_path / "store").runs
     assert complexity.read(tmp_path / "nowhere") == []

@@ -120,7 +120,7 @@ def test_a_caller_cannot_change_the_topology() -> None:
 def test_a_full_topology_of_many_clients_keeps_no_edges() -> None:
     topology = make("full", 1_000_000)
     assert len(topology.neighbours(0, 5)) == 999_999
-    kept = [value for value in vars(topology.graph(0)).values() if isinstance(value, torch.Tensor | np.ndarray)]
+    kept = [value for value in vars(topology.drawn(0)).values() if isinstance(value, torch.Tensor | np.ndarray)]
     assert kept == []
 
 

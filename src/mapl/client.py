@@ -6,11 +6,53 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mapl.data.dataset import Images
-from mapl.model import ClientModel
+from mapl.model import ClientModel, Shapes
 from mapl.network import Letter
+
+NOBODY_NEAR = torch.empty(0, dtype=torch.long)
+
+
+@dataclass
+class Peers:
+    """Whom a client has met, itself included: its row of the mixing matrix W, without those it never heard from.
+
+    The three arrays belong together, entry by entry. They grow with the peers that the client meets, not with the
+    network.
+    """
+
+    ids: NDArray[np.int64]
+    """(n,) sorted."""
+    weights: NDArray[np.float64]
+    """(n,) how much the client listens to each: w_ij ≥ 0, summing to 1."""
+    samples: NDArray[np.int64]
+    """(n,) how many training images each said it has."""
+
+    @staticmethod
+    def alone(client: int, samples: int) -> Peers:
+        """The row of a client that has met nobody."""
+        return Peers(np.array([client]), np.ones(1), np.array([samples]))
+
+    def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where these peers, all of whom it has met, stand in the arrays."""
+        return np.searchsorted(self.ids, ids)
+
+    def knows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these it has met."""
+        known: NDArray[np.bool_] = self.ids.take(self.places(ids), mode="clip") == ids
+        return known
+
+    def meet(self, ids: NDArray[np.int64], weight: float, samples: NDArray[np.int64]) -> None:
+        """Add peers (sorted ids) that it had not met before."""
+        places = self.places(ids)
+        self.ids = np.insert(self.ids, places, ids)
+        self.weights = np.insert(self.weights, places, weight)
+        self.samples = np.insert(self.samples, places, samples)
 
 
 @dataclass(kw_only=True)
@@ -18,12 +60,12 @@ class Node:
     """Anything that writes and reads letters."""
 
     id: int
-    size: int
-    """How many clients the network has, M."""
     run: str
     """The run's fingerprint, which every letter carries."""
     seed: int
     """The recipe's seed; draws are keyed by it (mapl.keys)."""
+    neighbours: Tensor = NOBODY_NEAR
+    """Whom it can reach this round, sorted ids; a client of a method with a server reaches the server alone."""
     state: dict[str, Tensor] = field(default_factory=dict)
     """What its method keeps between rounds; updated in place, saved with every checkpoint."""
 
@@ -60,18 +102,30 @@ class Client(Node):
     """How many of its test images, the first ones, are the recipe's own."""
     cluster: int
     """The cluster that its data come from; for reports, never for a method."""
+    peers: Peers = field(init=False)
+    """Whom it has met, for methods that weigh their neighbours."""
+
+    def __post_init__(self) -> None:
+        self.peers = Peers.alone(self.id, self.samples)
 
     @property
     def samples(self) -> int:
         """n_i, its number of training images."""
         return len(self.train)
 
+    @property
+    def shapes(self) -> Shapes:
+        """The sizes that letters depend on."""
+        return Shapes.of(self.model)
+
 
 @dataclass(kw_only=True)
 class Server(Node):
-    """The middle of a centralised method: one more node, number M, without data and without a model."""
+    """The middle of a centralised method: one more node, without data and without a model."""
 
     image: tuple[int, int, int]
     """(C, H, W) of the clients' images: what they agreed to work on."""
+    shapes: Shapes
+    """The sizes of the clients' models, as letters show them."""
     data_folder: Path | None
     """Where published data sets lie, for a server that needs images of its own."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 import mapl.backbones
-from mapl.backbones._foreign import adapted, timm_model
+from mapl.backbones._foreign import Backbone, adapted, timm_model
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, generator, key
 from mapl.network import fingerprint
 from mapl.plugins import find
 
-Backbone = Callable[[tuple[int, int, int], int], nn.Module]
-"""Called with the image shape (C, H, W) and d_z, it makes a module that maps images (B, C, H, W) to (B, d_z)."""
+__all__ = ["Backbone", "ClientModel", "ModelSettings", "Shapes", "architecture", "assign", "build", "find_backbone"]
 
 PROJECTOR, PROTOTYPES = "projector", "prototypes"
 """The optional parts of a client's model that a method can name in `Method.uses`."""
@@ -129,6 +129,29 @@ class ClientModel(nn.Module):
         with torch.autocast(x.device.type, self.precision):
             y = part(x)
         return y.float()
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a client's model that the shapes of letters depend on."""
+
+    classes: int
+    """K"""
+    embedding: int
+    """d_z"""
+    backbone: int
+    """How many numbers of the backbone can be averaged: parameters and batch-normalisation statistics."""
+
+    @property
+    def head(self) -> int:
+        """Numbers of the head: weight and bias."""
+        return self.classes * (self.embedding + 1)
+
+    @staticmethod
+    def of(model: ClientModel) -> Shapes:
+        tensors = model.backbone.state_dict().values()
+        backbone = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
+        return Shapes(model.head.out_features, model.head.in_features, backbone)
 
 
 def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> list[int]:

@@ -1,14 +1,19 @@
 """Things found by name: one file each, or an import path `package.module:Name`.
 
-A room of the package (`methods/`, `backbones/`, `data/`) offers what its files export in `__all__`: writing the file is
-all there is to registering it. What stands outside the package is named by its import path.
+A room of the package (`methods/`, `backbones/`, `data/sources/`, `runs/writers/`) offers what its files export in
+`__all__`. To register something, write its file. Anything outside the package is named by its import path.
+
+Names and summaries are read from the source. So a list imports nothing, and `find` imports only the file that it needs.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
-import pkgutil
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,21 +21,53 @@ from typing import Any
 from mapl.errors import MaplError, unknown
 
 
+@dataclass(frozen=True)
+class Entry:
+    """Where a thing is defined, and the first sentence of its documentation."""
+
+    module: str
+    attribute: str
+    summary: str
+
+    def load(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.attribute)
+
+
+@cache
+def index(room: str) -> dict[str, Entry]:
+    """What the files of a room (`mapl.methods`) export, by name, without importing them.
+
+    A thing is called what its class attribute `name` says, which must be a plain string in that class, or else like its
+    file. Files whose names start with an underscore are not searched.
+    """
+    entries: dict[str, Entry] = {}
+    for path in _source(room).glob("[!_]*.py"):
+        body = _parsed(path)
+        definitions = _definitions(body)
+        for export in _exports(body):
+            definition = definitions.get(export)
+            name = _name(definition) or path.stem.replace("_", "-")
+            entries[name] = Entry(f"{room}.{path.stem}", export, _summary_of(definition))
+    return dict(sorted(entries.items()))
+
+
 def known(room: ModuleType) -> dict[str, Any]:
-    """Everything that the files of `room` export, by name: the `name` it carries, otherwise that of its file."""
-    found: dict[str, Any] = {}
-    for info in pkgutil.iter_modules(room.__path__):
-        if info.name.startswith("_"):
-            continue
-        module = importlib.import_module(f"{room.__name__}.{info.name}")
-        for export in getattr(module, "__all__", ()):
-            thing = getattr(module, export)
-            found[getattr(thing, "name", info.name.replace("_", "-"))] = thing
-    return dict(sorted(found.items()))
+    """Everything that a room offers, by name. This imports all of its files."""
+    return {name: entry.load() for name, entry in index(room.__name__).items()}
+
+
+def find(kind: str, name: str, room: ModuleType) -> Any:
+    """The thing of that name in a room, or what an import path names."""
+    if ":" in name:
+        return load(name)
+    entries = index(room.__name__)
+    if name not in entries:
+        raise unknown(kind, name, entries)
+    return entries[name].load()
 
 
 def load(path: str) -> Any:
-    """What the import path `package.module:Name` names. Modules of the current folder can be imported too."""
+    """What the import path `package.module:Name` names. Modules in the current folder can be imported too."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise MaplError(f"{path!r} is not an import path: write it as package.module:Name")
@@ -49,17 +86,66 @@ def load(path: str) -> Any:
     return thing
 
 
-def find(kind: str, name: str, room: ModuleType) -> Any:
-    """The thing of `room` with that name, or what an import path names."""
-    if ":" in name:
-        return load(name)
-    things = known(room)
-    if name not in things:
-        raise unknown(kind, name, things)
-    return things[name]
-
-
 def summary(thing: Any) -> str:
     """The first sentence of a thing's documentation, for lists."""
-    lines = (thing.__doc__ or "").strip().splitlines()
+    return _first_line(thing.__doc__)
+
+
+def table(module: str, variable: str) -> dict[str, str]:
+    """A dictionary that a module of the package writes out, as keys and texts, without importing the module.
+
+    A value is either a text, or a function of the same module, which stands for the summary of its documentation.
+    """
+    body = _parsed(_source(module).with_suffix(".py"))
+    definitions = _definitions(body)
+    written = _assigned(body, variable)
+    if not isinstance(written, ast.Dict):
+        raise TypeError(f"{module}.{variable} should be written out as a dictionary")
+    texts: dict[str, str] = {}
+    for key, value in zip(written.keys, written.values, strict=True):
+        if key is not None:
+            text = _summary_of(definitions[value.id]) if isinstance(value, ast.Name) else ast.literal_eval(value)
+            texts[str(ast.literal_eval(key))] = text
+    return texts
+
+
+def _source(module: str) -> Path:
+    """Where a module of the package is. Python's own search would import the packages around it."""
+    return Path(__file__).parent.joinpath(*module.split(".")[1:])
+
+
+def _parsed(path: Path) -> Sequence[ast.stmt]:
+    return ast.parse(path.read_text(encoding="utf-8")).body
+
+
+def _exports(body: Sequence[ast.stmt]) -> Iterator[str]:
+    exports = _assigned(body, "__all__")
+    yield from ast.literal_eval(exports) if exports is not None else ()
+
+
+def _definitions(body: Sequence[ast.stmt]) -> dict[str, ast.ClassDef | ast.FunctionDef]:
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+
+
+def _name(definition: ast.ClassDef | ast.FunctionDef | None) -> str | None:
+    value = _assigned(definition.body, "name") if isinstance(definition, ast.ClassDef) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _assigned(body: Sequence[ast.stmt], name: str) -> ast.expr | None:
+    """What `name = …` or `name: type = …` assigns."""
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=target)]) | ast.AnnAssign(target=ast.Name(id=target)):
+                if target == name:
+                    return statement.value
+    return None
+
+
+def _summary_of(definition: ast.ClassDef | ast.FunctionDef | None) -> str:
+    return _first_line(ast.get_docstring(definition) if definition else None)
+
+
+def _first_line(documentation: str | None) -> str:
+    lines = (documentation or "").strip().splitlines()
     return lines[0].rstrip(".") if lines else ""

@@ -64,6 +64,11 @@ class NetworkSection(Section):
     """Who can reach whom, and what a letter may weigh."""
 
     topology: TopologySettings = Field(TopologySettings(), description="Who can reach whom.")
+    transport: Literal["memory", "bytes"] = Field(
+        "memory",
+        description="How letters travel: 'memory' hands over tensors; 'bytes' encodes, checks and decodes each letter, "
+        "as a real network would. The results are the same.",
+    )
     message_budget: int | None = Field(None, ge=1, description="Stop after the round in which this many were sent.")
     letter_limit: int | None = Field(None, ge=1, description="The largest letter in bytes; none: no limit.")
 
@@ -149,6 +154,7 @@ class Recipe(Section):
         """16 hex digits that two recipes share when they describe the same run, whatever its name, place and length."""
         tree = self.model_dump(mode="json", exclude={"name", "rounds", "checkpoint", "engine"})
         tree["data"].pop("folder")
+        tree["network"].pop("transport")  # results are equal over any transport
         tree["evaluate"].pop("all_images")  # it changes nothing that is trained, nor the recipe's own test
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,8 +1,7 @@
-"""Runs side by side: accuracy, what it cost, and the collaboration gain.
+"""Runs side by side: accuracy, cost and collaboration gain.
 
-The collaboration gain of an arm is its accuracy less that of its own twin without letters: the same recipe and seed on
-the empty network. Everything else about the two is equal, shards and first weights included, so the difference is what
-the letters bought.
+The collaboration gain of an arm is its accuracy minus that of its control: the same recipe and seed on the empty
+network. Shards and initial weights are equal in both, so the difference is what the letters add.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ class Arm:
     method: str
     seeds: list[int]
     rounds: int
-    """What the shortest of its runs has played."""
+    """Played by the shortest of its runs."""
     planned: int
-    """Rounds of the recipe: more than `rounds` where a run was stopped, or has spent its message budget."""
+    """Rounds of the recipe: more than `rounds` if a run was stopped, or spent its message budget."""
     accuracy: Estimate
     """Mean over clients at the last test, over seeds."""
     spread: float
     """Population standard deviation over clients, mean over seeds."""
     gain: Estimate | None
-    """Collaboration gain over the same seeds; None where no control arm was given."""
+    """Collaboration gain over the seeds that both have; None without a control."""
     inside: float | None
     """Share of the weight given to others that stays inside the true clusters, mean over seeds."""
     messages: float
@@ -70,9 +69,9 @@ class Arm:
 
 
 def group(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The runs by what tells their recipes apart, seeds of one recipe together, in the order of their first run.
+    """The runs by label, all seeds of a recipe together, in the order of their first run.
 
-    A seed counts once, or it would narrow the interval: of its runs the one that came farthest.
+    A seed counts once, or it would narrow the interval. Of several runs of one seed, the longest counts.
     """
     arms = [[_farthest(runs) for runs in seeds.values()] for seeds in _by_seed(records).values()]
     labels = _labels([runs[0].recipe for runs in arms])
@@ -80,18 +79,18 @@ def group(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def left_out(records: Sequence[Record]) -> list[str]:
-    """A sentence for each run that `group` leaves out; one that is merely given again loses nothing, and has none."""
-    said = []
+    """A sentence for each run that `group` leaves out. The same folder given twice is not worth one."""
+    sentences = []
     for seeds in _by_seed(records).values():
         for runs in seeds.values():
             kept = _farthest(runs)
             others = {run.folder: run for run in runs if run.folder != kept.folder}
-            said += [
+            sentences += [
                 f"run {str(run.folder)!r} ({_age([run])}) is left out: {str(kept.folder)!r} ({_age([kept])}) has the "
                 "same recipe and seed"
                 for run in others.values()
             ]
-    return said
+    return sentences
 
 
 def _by_seed(records: Sequence[Record]) -> dict[str, dict[int, list[Record]]]:
@@ -103,12 +102,12 @@ def _by_seed(records: Sequence[Record]) -> dict[str, dict[int, list[Record]]]:
 
 
 def _farthest(runs: Sequence[Record]) -> Record:
-    """The longest run, of equals the first; one that was never tested has nothing to say where another has."""
+    """The longest run, the first of equals. A tested run counts before an untested one."""
     return max(runs, key=lambda run: (bool(run.tested), len(run.rounds)))
 
 
 def _with_age(label: str, runs: Sequence[Record]) -> str:
-    """A label that says so where an arm has not played all its rounds: its numbers are those of a younger one."""
+    """The label, and how far the arm came if it has not played all its rounds."""
     whole = all(len(run.rounds) >= run.recipe.rounds for run in runs)
     return label if whole else f"{label} ({_age(runs)})"
 
@@ -121,7 +120,7 @@ def _age(runs: Sequence[Record]) -> str:
 
 
 def compare(records: Sequence[Record]) -> list[Arm]:
-    """The runs as arms, in the order in which they were first given. Every run has been tested at least once."""
+    """The runs as arms, in the order first given. Every run must have been tested at least once."""
     groups = group(records)
     by_key = {_key(_tree(runs[0].recipe)): runs for runs in groups.values()}
     return [_arm(label, runs, _controls(runs[0].recipe, by_key)) for label, runs in groups.items()]
@@ -129,11 +128,11 @@ def compare(records: Sequence[Record]) -> list[Arm]:
 
 def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
     control = {(c.recipe.seed, r.round): fmean(r.accuracy) for c in controls for r in c.tested if r.accuracy}
-    # Twins are compared at the same age: that of the run, which may have been stopped early.
+    # A run that was stopped early is compared with its control at the same round.
     ages = [(r, (r.recipe.seed, r.tested[-1].round)) for r in runs]
     gains = [r.mean - control[age] for r, age in ages if age in control]
     control_arm = is_control(runs[0].recipe)
-    shares = [s for r in runs if not math.isnan(s := share_inside(r.weights(), [c.cluster for c in r.clients]))]
+    shares = [s for r in runs if (s := share_inside(r.weights(), [c.cluster for c in r.clients])) is not None]
     return Arm(
         label=label,
         method=runs[0].recipe.method.name,
@@ -152,7 +151,7 @@ def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
-    """What makes two runs the same arm. Where no letters are written, all networks are the same."""
+    """What makes two runs the same arm. Without letters all networks are the same."""
     tree = recipe.model_dump(
         mode="json",
         exclude={
@@ -173,12 +172,12 @@ def _key(tree: dict[str, Any]) -> str:
 
 
 def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
-    """The runs of the recipe's twin without letters: its own, or those of a run that it then equals."""
-    return next((found for twin in twins(recipe) if (found := arms.get(_key(_tree(twin))))), [])
+    """The runs of the recipe's control: its own, or those of a run that is equal without letters."""
+    return next((runs for twin in twins(recipe) if (runs := arms.get(_key(_tree(twin))))), [])
 
 
 def _labels(recipes: Sequence[Recipe]) -> list[str]:
-    """What distinguishes each arm from the others, in words."""
+    """What sets each arm apart, in words."""
     flats = [flat(_tree(recipe)) for recipe in recipes]
     differing = [
         k for k in (flats[0] if flats else ()) if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flats}) > 1
@@ -192,14 +191,14 @@ def _labels(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def _distinct(labels: list[str], flats: list[dict[str, Any]]) -> list[str]:
-    """Labels that are still equal get the keys that tell their recipes apart."""
-    result = []
+    """Labels that are still equal get the keys in which their recipes differ."""
+    distinct = []
     for label, values in zip(labels, flats, strict=True):
-        twins = [f for other, f in zip(labels, flats, strict=True) if other == label]
-        keys = [k for k in values if any(f.get(k) != values[k] for f in twins)]
+        alike = [f for other, f in zip(labels, flats, strict=True) if other == label]
+        keys = [k for k in values if any(f.get(k) != values[k] for f in alike)]
         notes = [str(values[k]) if k == "network.topology.name" else f"{k}={values[k]}" for k in keys]
-        result.append(", ".join([label, *notes]))
-    return result
+        distinct.append(", ".join([label, *notes]))
+    return distinct
 
 
 _DISTINCTIVE: dict[str, Callable[[Any], str]] = {
@@ -208,4 +207,4 @@ _DISTINCTIVE: dict[str, Callable[[Any], str]] = {
     "clients": lambda value: f"{value} clients",
     "model.backbones": lambda value: "one backbone" if len(set(value)) == 1 else f"{len(set(value))} backbones",
 }
-"""Settings that a reader knows without being told their key, and how they are said."""
+"""Settings that need no key to be understood, and how to say them."""

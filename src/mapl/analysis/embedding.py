@@ -1,4 +1,4 @@
-"""Embeddings of the clients' test images: a sample of them, in the plane, and how alike those of two clients are."""
+"""Embeddings of the clients' test images: a sample, its layout in the plane, and how well clients align."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def in_the_plane(vectors: Tensor) -> NDArray[np.float64]:
     """Vectors (n, d) laid out by t-SNE, (n, 2)."""
     from sklearn.manifold import TSNE  # slow to import, and most commands never need it
 
-    # Wide enough a neighbourhood for t-SNE's usual 30, but it has to be smaller than the number of points.
+    # 30 is t-SNE's usual perplexity; it has to be smaller than the number of points.
     layout = TSNE(
         perplexity=min(30.0, (len(vectors) - 1) / 3),
         init="pca" if vectors.shape[1] > 1 else "random",
-        max_iter=500,  # half of the usual: this many points have settled by then
+        max_iter=500,  # half the default: so few points have settled by then
         random_state=0,
     )
     points: NDArray[np.float64] = layout.fit_transform(vectors.numpy()).astype(np.float64)
@@ -31,9 +31,9 @@ def in_the_plane(vectors: Tensor) -> NDArray[np.float64]:
 
 
 def sample(part: Part) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings, labels and owners of at most `POINTS` test images, as many from each client as can be.
+    """Embeddings, labels and owners of at most `POINTS` test images, spread evenly over clients.
 
-    They are the recipe's own test images, also where a run is tested with all.
+    These are the recipe's own test images, even if the run is also tested on all images.
     """
     seed, purpose = part.recipe.seed, "points of the report"
     chosen = torch.randperm(len(part.clients), generator=generator(seed, NOBODY, ALWAYS, purpose))[:POINTS]
@@ -49,11 +49,11 @@ def sample(part: Part) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def alignment(vectors: Tensor, clients: Tensor, kinds: Sequence[Tensor]) -> list[tuple[float, float]]:
-    """For each kind: how often the nearest point at another client is of the same one, and how often any such point."""
+    """For each kind of label: how often the nearest point of another client shares it, and how often by chance."""
     elsewhere = clients[:, None] != clients[None, :]
     nearest = torch.cdist(vectors, vectors).masked_fill(~elsewhere, float("inf")).argmin(1)
     shares = []
-    for kind in kinds:
-        same = (kind[:, None] == kind[None, :]) & elsewhere
-        shares.append((float((kind[nearest] == kind).double().mean()), float(same.sum() / elsewhere.sum())))
+    for label in kinds:
+        same = (label[:, None] == label[None, :]) & elsewhere
+        shares.append((float((label[nearest] == label).double().mean()), float(same.sum() / elsewhere.sum())))
     return shares

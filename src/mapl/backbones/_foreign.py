@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from mapl.errors import MaplError
 
-if TYPE_CHECKING:
-    from mapl.model import Backbone
+Backbone = Callable[[tuple[int, int, int], int], nn.Module]
+"""Called with the image shape (C, H, W) and d_z, it makes a module that maps images (B, C, H, W) to (B, d_z)."""
 
 
 class Foreign(nn.Module):

@@ -1,22 +1,37 @@
-"""`mapl`: its commands, and how an error reaches a person."""
+"""`mapl`: its commands, and how errors are shown.
+
+Nothing slow is imported here, nor at the top of the modules with the commands: `mapl --help` should be instant.
+Commands import what they need when they run.
+"""
 
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mapl.cli import data, demo, export, look, runs
 from mapl.errors import MaplError
-from mapl.paper import commands as reproduce
+from mapl.paper import commands as paper
+from mapl.terminal import messages
+
+TRAIN, LOOK, SETTINGS = "Train", "Use runs", "Names, settings, data"
 
 app = typer.Typer(
     name="mapl",
-    help="Train personalised models together, peer to peer, with no server, whatever architecture each peer has.\n\n"
-    "Start with [bold]mapl demo[/bold], or [bold]mapl run[/bold] and then [bold]mapl report[/bold].",
+    help="""Train personalised models together, peer to peer. There is no server, and every client has its own data and
+its own architecture.
+
+\b
+[bold]mapl demo[/bold]                    see it work, in a few minutes
+[bold]mapl run[/bold]                     train MAPL on handwritten digits, into runs/
+[bold]mapl run --topology none[/bold]     the control arm: no communication
+[bold]mapl compare runs/digits-*[/bold]   what communication gained
+[bold]mapl report runs/digits-*[/bold]    the same with figures, as a page
+[bold]mapl show --method mapl+[/bold]     every setting; change any: --set KEY=VALUE
+
+[bold]mapl COMMAND --help[/bold] explains a command.""",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -27,6 +42,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         print(f"mapl {metadata.version('mapl')}")
         raise typer.Exit
 
@@ -34,30 +51,28 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which one.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What every command has."""
+    """Options of `mapl` itself."""
 
 
-app.command("demo")(demo.demo)
-app.command("run")(runs.run_command)
-app.command("resume")(runs.resume_command)
-app.command("compare")(look.compare_command)
-app.command("report")(look.report_command)
-app.command("reproduce")(reproduce.reproduce_command)
-app.command("list")(look.list_command)
-app.command("show")(look.show_command)
-app.command("export")(export.export_command)
-app.add_typer(data.app, name="data")
+app.command("demo", rich_help_panel=TRAIN)(demo.demo)
+app.command("run", rich_help_panel=TRAIN)(runs.run_command)
+app.command("resume", rich_help_panel=TRAIN)(runs.resume_command)
+app.command("reproduce", rich_help_panel=TRAIN)(paper.reproduce_command)
+app.command("compare", rich_help_panel=LOOK)(look.compare_command)
+app.command("report", rich_help_panel=LOOK)(look.report_command)
+app.command("export", rich_help_panel=LOOK)(export.export_command)
+app.command("list", rich_help_panel=SETTINGS)(look.list_command)
+app.command("show", rich_help_panel=SETTINGS)(look.show_command)
+app.add_typer(data.app, name="data", rich_help_panel=SETTINGS)
 
 
-def main() -> None:
-    """Run the command line: status 0 when it did what was asked, 1 when a run is in use, 2 for what a person got wrong,
-    130 after Ctrl-C."""
+def run_app() -> None:
+    """Run the command that the arguments name. A `MaplError` is printed, without a traceback."""
     try:
         app()
     except MaplError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print("[bold red]error:[/]", end=" ")
-        print(error, file=sys.stderr)
+        messages.error(error)
         sys.exit(error.status)

@@ -1,58 +1,58 @@
-"""`mapl data`: which data sets there are, getting them, checking them, and who would have what."""
+"""`mapl data`: list data sets, download and check them, and see how they are divided among clients."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
-import mapl.data.sources
-from mapl.cli.runs import (
+from mapl.cli.recipe_options import (
     ClientsOption,
     DataOption,
-    JsonOption,
     RecipeArgument,
     ScenarioOption,
     SeedOption,
-    SetOption,
-    _options,
-    from_command_line,
+    compose_recipe,
 )
-from mapl.data.dataset import Dataset, DataSettings, DataSource, Progress
-from mapl.data.download import get
-from mapl.data.partition import Shard, partition
-from mapl.data.published import Published
 from mapl.errors import MaplError
-from mapl.plugins import find, known, summary
-from mapl.runs.part import load_data
+from mapl.terminal.messages import console
+from mapl.terminal.options import JsonOption, SetOption
+from mapl.terminal.progress import counting
 
-app = typer.Typer(help="Data sets: list, get and check them, and see who would have what.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from mapl.data.dataset import Dataset, DataSettings
+    from mapl.data.partition import Shard
+    from mapl.data.published import Published
+
+app = typer.Typer(
+    help="List, download and check data sets, and see how they are divided among clients.", no_args_is_help=True
+)
 
 WIDEST = 30
-"""Up to this many classes each has its own column."""
+"""Up to this many classes, each has its own column."""
 
 NameArgument = Annotated[str, typer.Argument(help="A data set (mapl data list), or package.module:Name.")]
 FolderOption = Annotated[
-    Path | None, typer.Option(help="Folder with the data sets' files; default: $MAPL_DATA, or data/.")
+    Path | None, typer.Option(help="Folder with the files of all data sets. Default: $MAPL_DATA, or else data/.")
 ]
 
 
 @app.command("list")
 def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """List the data sets, and whether their files are found."""
+    """List the data sets, and whether their files are there."""
+    import mapl.data.sources
+    from mapl.data.dataset import DataSettings
+    from mapl.plugins import known, summary
+
     root = DataSettings(folder=folder).root()
     entries = {
-        name: {"files": _found(source, root), "summary": summary(source)}
+        name: {"files": _files(source, root), "summary": summary(source)}
         for name, source in known(mapl.data.sources).items()
     }
     if as_json:
@@ -63,7 +63,7 @@ def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> No
         print(f"{name:<{max(map(len, entries))}}  {entry['files']:<9}  {entry['summary']}")
 
 
-def _found(source: Any, root: Path) -> str:
+def _files(source: Any, root: Path) -> str:
     published: Published | None = getattr(source, "published", None)
     if published is None:
         return "-"
@@ -76,40 +76,45 @@ def get_command(
     folder: FolderOption = None,
     mirror: Annotated[
         list[str] | None,
-        typer.Option(help="Address of a web folder that has the files too, tried first. May be repeated."),
+        typer.Option(help="URL of a web folder with the same files, tried first. Repeatable."),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds without an answer before going on.")] = 30.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 30.0,
 ) -> None:
-    """Download a data set's published files, check them, and unpack them; a transfer that broke off is resumed."""
+    """Download a data set, check its files, and unpack them. An interrupted download is resumed."""
+    from mapl.data.dataset import DataSettings
+    from mapl.data.download import get
+
     settings = DataSettings(name=name, folder=folder)
-    published: Published | None = getattr(find("data set", name, mapl.data.sources), "published", None)
+    published = _published(name)
     if published is None:
         print(f"{name} has nothing to download")
         return
     if published.missing(settings.root()):
-        get(published, settings.root(), mirrors=mirror or [], watch=_watched_bytes, timeout=timeout)
+        get(published, settings.root(), mirrors=mirror or [], watch=counting, timeout=timeout)
     dataset = _load(settings)
     print(f"{_sentence(dataset)}, in {settings.root()}")
 
 
 @app.command("check")
 def check_command(name: NameArgument, folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """Read a data set and check all of it: shapes, labels, images of each class, checksums."""
+    """Read a whole data set and check it: shapes, labels, images per class, checksums."""
+    from mapl.data.dataset import DataSettings
+
     settings = DataSettings(name=name, folder=folder)
     start = time.perf_counter()
     dataset = _load(settings)
     seconds = time.perf_counter() - start
-    published: Published | None = getattr(find("data set", name, mapl.data.sources), "published", None)
+    published = _published(name)
     checksums = published.checksums(settings.root()) if published else {}
     counts = {"train": dataset.train.counts(dataset.classes), "test": dataset.test.counts(dataset.classes)}
     if as_json:
-        found = {"image": dataset.image, "classes": dataset.classes, **counts, "checksums": checksums}
-        print(json.dumps({"name": name, **found, "seconds": seconds}))
+        facts = {"image": dataset.image, "classes": dataset.classes, **counts, "checksums": checksums}
+        print(json.dumps({"name": name, **facts, "seconds": seconds}))
         return
     table = Table("class", "training images", "test images")
     for label, train, test in zip(_class_names(dataset), counts["train"], counts["test"], strict=True):
         table.add_row(label, f"{train:,}", f"{test:,}")
-    _console().print(table)
+    console().print(table)
     print(f"{_sentence(dataset)}, read in {seconds:.1f} s")
     for path, state in checksums.items():
         print(f"{path}: {CHECKSUMS[state]}")
@@ -117,7 +122,7 @@ def check_command(name: NameArgument, folder: FolderOption = None, as_json: Json
 
 CHECKSUMS = {
     "published": "checksum as published",
-    "different": "another checksum than the published one (repacked, or a part of it)",
+    "different": "not the published checksum (repacked, or incomplete)",
     "unknown": "no checksum published",
 }
 
@@ -131,15 +136,22 @@ def show_command(
     seed: SeedOption = None,
     folder: FolderOption = None,
     settings: SetOption = None,
-    png: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw it, into this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who would have what: training images of each class at each client, for any recipe that mapl run takes."""
-    options = _options(None, data, scenario, clients, None, None, seed, None)
+    """Show how a recipe divides the data: training images per client and class.
+
+    Takes the same recipes and settings as [bold]mapl run[/bold].
+    """
+    from mapl.data.partition import partition
+    from mapl.runs.part import load_data
+
     given = [f"data.folder={json.dumps(str(folder))}"] if folder else []
-    made, _ = from_command_line(recipe, options, given + (settings or []))
-    dataset = load_data(made)
-    shards = partition(dataset, made.partition, made.clients, made.seed)
+    composed, _ = compose_recipe(
+        recipe, given + (settings or []), data=data, scenario=scenario, clients=clients, seed=seed
+    )
+    dataset = load_data(composed)
+    shards = partition(dataset, composed.partition, composed.clients, composed.seed)
     counts = [dataset.train.take(shard.train).counts(dataset.classes) for shard in shards]
     if as_json:
         rows = [
@@ -147,13 +159,13 @@ def show_command(
         ]
         print(json.dumps(rows))
     else:
-        _console().print(_who_has_what(dataset, shards, counts))
+        console().print(_division_table(dataset, shards, counts))
     if png:
         _draw(dataset, counts, png)
-        print(f"picture: {png}", file=sys.stderr)
+        print(f"figure: {png}", file=sys.stderr)
 
 
-def _who_has_what(dataset: Dataset, shards: Sequence[Shard], counts: Sequence[Sequence[int]]) -> Table:
+def _division_table(dataset: Dataset, shards: Sequence[Shard], counts: Sequence[Sequence[int]]) -> Table:
     wide = dataset.classes > WIDEST
     table = Table(caption=f"training images of {dataset.name} by client and class")
     columns = ["classes"] if wide else [str(k) for k in range(dataset.classes)]
@@ -166,8 +178,8 @@ def _who_has_what(dataset: Dataset, shards: Sequence[Shard], counts: Sequence[Se
 
 
 def _draw(dataset: Dataset, counts: Sequence[Sequence[int]], path: Path) -> None:
-    """The same as a picture: the darker, the more images."""
-    from matplotlib.figure import Figure  # slow to import, and only needed for a picture
+    """The same as a figure: the darker, the more images."""
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     clients, classes = len(counts), dataset.classes
@@ -193,12 +205,25 @@ def _draw(dataset: Dataset, counts: Sequence[Sequence[int]], path: Path) -> None
 
 
 def _load(settings: DataSettings) -> Dataset:
-    """A data set, with a bar where it takes long to read."""
+    """A data set, with progress if it takes long to read."""
+    import mapl.data.sources
+    from mapl.data.dataset import DataSource
+    from mapl.plugins import find
+
     source: DataSource = find("data set", settings.name, mapl.data.sources)()
-    with _watched(f"reading {settings.name}", MofNCompleteColumn()) as progress:
+    with counting(f"reading {settings.name}") as progress:
         if hasattr(source, "progress"):
             source.progress = progress
         return source.load(settings)
+
+
+def _published(name: str) -> Published | None:
+    """The files that a data set is published as, if it is."""
+    import mapl.data.sources
+    from mapl.plugins import find
+
+    published: Published | None = getattr(find("data set", name, mapl.data.sources), "published", None)
+    return published
 
 
 def _class_names(dataset: Dataset) -> tuple[str, ...]:
@@ -211,37 +236,3 @@ def _sentence(dataset: Dataset) -> str:
         f"{dataset.name}: {len(dataset.train):,} training and {len(dataset.test):,} test images of {width}×{height} "
         f"pixels and {channels} channel{'s' if channels > 1 else ''} in {dataset.classes} classes"
     )
-
-
-def _console() -> Console:
-    """A table that is piped is not cut to the width of a terminal that is not there."""
-    return Console() if sys.stdout.isatty() else Console(width=1000)
-
-
-def _watched_bytes(name: str) -> AbstractContextManager[Progress]:
-    return _watched(name, DownloadColumn())
-
-
-@contextmanager
-def _watched(name: str, column: ProgressColumn) -> Iterator[Progress]:
-    """A live bar on a terminal; otherwise a line every 10 %."""
-    if not sys.stdout.isatty():
-        yield _PlainLines(name)
-        return
-    with Bar(TextColumn("{task.description}"), BarColumn(), column, TextColumn("left"), TimeRemainingColumn()) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)
-
-
-class _PlainLines:
-    """One line every 10 %; nothing where the whole is not known."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self.said = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        tenth = 10 * done // total if total else 0
-        if tenth > self.said:
-            self.said = tenth
-            print(f"{self.name}: {10 * tenth} %", flush=True)

@@ -5,71 +5,93 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from mapl.analysis.clusters import share_by_chance
-from mapl.analysis.compare import Estimate, compare
 from mapl.cli.look import print_table
-from mapl.recipe import Tree, compose, merge
-from mapl.runs.history import Record, load
-from mapl.runs.jobs import Job, carry_out
+from mapl.terminal.interrupt import Interrupt, leave
+from mapl.terminal.progress import counting
+
+if TYPE_CHECKING:
+    from mapl.analysis.compare import Estimate
+    from mapl.recipe import Tree
+    from mapl.runs.history import Record
+    from mapl.runs.jobs import Job
 
 CONTROL: Tree = {"network": {"topology": {"name": "none"}}}
 ONE_BACKBONE: Tree = {"model": {"backbones": ["cnn"]}}
 
 ARMS: dict[str, Tree] = {
     "local": {"method": "local"},
-    "mapl-alone": merge({"method": "mapl"}, CONTROL),
+    "mapl-alone": {"method": "mapl", **CONTROL},
     "mapl": {"method": "mapl"},
     "mapl+": {"method": "mapl+"},
-    "one-backbone-alone": merge(merge({"method": "mapl"}, CONTROL), ONE_BACKBONE),
-    "one-backbone-mapl+": merge({"method": "mapl+"}, ONE_BACKBONE),
+    "one-backbone-alone": {"method": "mapl", **CONTROL, **ONE_BACKBONE},
+    "one-backbone-mapl+": {"method": "mapl+", **ONE_BACKBONE},
 }
-"""What is compared. A mixed network where nothing else is said: four backbones in turn."""
+"""What is compared. Unless it says otherwise, an arm has four backbones, dealt to the clients in turn."""
 
-# What a client would use is the model it has after the round, mixed or not. Images of 8×8 pixels are nothing for a GPU,
-# and there is a process for each core already.
+# Clients would use the model that they have after the round, so that is the one to test. Images of 8×8 pixels are too
+# small to gain from a GPU, and there is already one process per core.
 COMMON: Tree = {"data": "digits", "evaluate": {"moment": "mixed"}, "engine": {"device": "cpu", "workers": 1}}
 QUICK: Tree = {"rounds": 12}
 
 
 def demo(
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds each arm is run with.", show_default="3; --quick: 2")
+        int | None, typer.Option(min=1, help="Number of seeds per arm.", show_default="3; --quick: 2")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the runs and the report.", show_default="runs/demo; --quick: runs/demo-quick"),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few rounds and two seeds: to see that all works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few rounds, two seeds: only to see that it works.")] = False,
 ) -> None:
-    """See MAPL work: ten clients, four kinds of network, handwritten digits, in a few minutes.
+    """See MAPL work: ten clients, four architectures, handwritten digits, a few minutes.
 
-    Trains MAPL, MAPL+ and Local, each with its control arm, says what each part adds, and draws it all in a report.
-    Runs that are finished are not run again; those that were stopped go on.
+    Trains MAPL, MAPL+ and Local with their control arms, prints what each part adds, and writes a report. After Ctrl-C
+    the same command continues where it stopped; finished runs are not repeated.
     """
+    from mapl.analysis.compare import compare
+    from mapl.runs.history import load
+
     seeds = seeds or (2 if quick else 3)
-    # Runs of other lengths: those of --quick are of no use to the whole demo.
+    # In folders of their own: the full demo cannot use the short runs of --quick.
     out = out or Path("runs/demo-quick" if quick else "runs/demo")
     jobs = _jobs(out, seeds, quick)
     print(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}", flush=True)
-    carry_out(jobs)
+    train(jobs)
     runs = {name: [load(job.folder) for job in jobs if job.arm == name] for name in ARMS}
     records = [record for arm in runs.values() for record in arm]
     print_table(compare(records))
     findings = [_no_findings()] if quick else list(_findings(runs))
     for finding in findings:
         Console(soft_wrap=True, highlight=False).print(f"• {finding}")
-    from mapl.report import write_report  # plotting is slow to import, and not needed until here
+    from mapl.report import write_report  # brings the plotting library, which nothing needs before
 
     page = write_report(records, out / "report", title="MAPL on handwritten digits", introduction="\n\n".join(findings))
     print(f"report: {page}")
 
 
+def train(jobs: Sequence[Job]) -> None:
+    """Run all jobs, with progress. Ctrl-C saves and exits with status 130; a second one exits at once."""
+    from mapl.runs.jobs import carry_out
+
+    try:
+        with Interrupt() as interrupt, counting("training") as watch:
+            finished = carry_out(jobs, stop=interrupt, watch=watch)
+    except KeyboardInterrupt:
+        leave("stopped at once; the same command continues from the last checkpoints")
+    if not finished:
+        leave("stopped and saved; the same command continues from here")
+
+
 def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:
+    from mapl.recipe import merge
+    from mapl.runs.jobs import Job
+
     over = QUICK if quick else {}
     jobs = []
     for seed in range(seeds):
@@ -84,42 +106,48 @@ def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:
 
 
 def _no_findings() -> str:
-    """After a few rounds the arms may well be in another order than at the end."""
+    """Not even a ranking: after a few rounds the arms may be in another order than at the end."""
+    from mapl.recipe import compose
+
     whole = compose(("demo", COMMON))[0].rounds
     return (
-        f"{QUICK['rounds']} rounds of {whole} only show that it works: "
-        "what each part of MAPL adds is found out without --quick."
+        f"{QUICK['rounds']} of {whole} rounds only show that everything works. "
+        "Run the demo without --quick to see what each part of MAPL adds."
     )
 
 
 def _findings(runs: dict[str, list[Record]]) -> Iterator[str]:
     """What each part adds, in plain words, also where it adds nothing."""
+    from mapl.analysis.clusters import share_by_chance
+    from mapl.analysis.compare import compare
+
     mapl, plus = runs["mapl"], runs["mapl+"]
     yield (
-        "Two views and MAPL's losses, without any letter, against plain local training: "
+        "MAPL's losses on two views per image, without letters, versus plain local training: "
         + _verdict(_difference(runs["mapl-alone"], runs["local"]))
     )
     yield "MAPL's letters (prototypes): " + _verdict(_difference(mapl, runs["mapl-alone"]))
     inside = compare(mapl)[0].inside or 0.0
-    chance = share_by_chance([c.cluster for c in mapl[0].clients])
+    chance = share_by_chance([c.cluster for c in mapl[0].clients]) or 0.0
     yield (
-        f"MAPL's graph: clients that never saw each other's data put {100 * inside:.0f} % of the weight they give to "
-        f"others inside the true clusters ({100 * chance:.0f} % by chance), and the network sends {_saved(mapl):.0f} % "
-        "fewer messages than the full mesh."
+        f"MAPL's graph: clients that never saw each other's data give {100 * inside:.0f} % of their weight for others "
+        f"to clients of their own cluster ({100 * chance:.0f} % by chance), and send {_saved(mapl):.0f} % fewer "
+        "messages than a full mesh."
     )
     yield (
-        f"MAPL+ in the mixed network ({_matches(plus[0])} of {len(plus[0].clients)} clients share their cluster with a "
-        "client of the same architecture, so few weights can be exchanged): "
-        + _verdict(_difference(plus, runs["mapl-alone"]))
+        f"MAPL+ with four backbones ({_matches(plus[0])} of {len(plus[0].clients)} clients share their cluster with a "
+        "client of the same architecture, so few can mix weights): " + _verdict(_difference(plus, runs["mapl-alone"]))
     )
     yield (
-        "MAPL+ where all have the same backbone, so that all weights are mixed: "
+        "MAPL+ with the same backbone for all, so that all weights are mixed: "
         + _verdict(_difference(runs["one-backbone-mapl+"], runs["one-backbone-alone"]))
     )
 
 
 def _difference(ours: Sequence[Record], theirs: Sequence[Record]) -> Estimate:
-    """Paired by seed: same shards, same first weights."""
+    """Paired by seed: same data, same initial weights."""
+    from mapl.analysis.compare import Estimate
+
     return Estimate.of([a.mean - b.mean for a, b in zip(ours, theirs, strict=True)])
 
 
@@ -133,7 +161,7 @@ def _verdict(gain: Estimate) -> str:
 
 
 def _saved(runs: Sequence[Record]) -> float:
-    """Percentage of the full mesh's messages that were not sent."""
+    """The percentage of a full mesh's messages that were not sent."""
     full = [len(r.clients) * (len(r.clients) - 1) * len(r.rounds) for r in runs]
     return 100 * (1 - fmean(r.messages / n for r, n in zip(runs, full, strict=True)))
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mapl.cli.runs import JsonOption
-from mapl.runs.export import export_run
+from mapl.terminal.messages import warn
+from mapl.terminal.options import JsonOption
 
 
 class Format(StrEnum):
-    """What a client's model is written as."""
+    """The file format of a client's model."""
 
     SAFETENSORS = "safetensors"
     TORCH_EXPORT = "torch-export"
 
 
 class PixelType(StrEnum):
-    """What an exported program takes."""
+    """The input of an exported program."""
 
     UINT8 = "uint8"
     FLOAT32 = "float32"
@@ -30,30 +29,30 @@ class PixelType(StrEnum):
 
 def export_command(
     folder: Annotated[Path, typer.Argument(help="Folder of the run.", metavar="RUN")],
-    to: Annotated[Path, typer.Option(help="Folder that the models are written to.")],
-    client: Annotated[list[int] | None, typer.Option(help="This client alone; may be repeated. Default: all.")] = None,
+    to: Annotated[Path, typer.Option(help="Folder to write the models to.")],
+    client: Annotated[list[int] | None, typer.Option(help="Export only this client. Repeatable.")] = None,
     format: Annotated[
-        Format, typer.Option(help="Weights with their metadata, or a program that needs neither mapl nor your code.")
+        Format, typer.Option(help="Weights with metadata, or a program that runs without mapl and without your code.")
     ] = Format.SAFETENSORS,
-    pixels: Annotated[PixelType, typer.Option(help="What a program takes: bytes, or floats in [0, 1].")] = (
+    pixels: Annotated[PixelType, typer.Option(help="The input of a program: bytes, or floats in 0 to 1.")] = (
         PixelType.UINT8
     ),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace models that are there already.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the clients' models to files, to use them elsewhere.
+    """Write the clients' trained models to files, to use them elsewhere.
 
-    Examples: [bold]mapl export runs/mine --to models[/bold] writes everybody's weights;
-    [bold]mapl export runs/mine --to models --client 3 --format torch-export[/bold] writes a program that maps pixels to
-    logits, for torch.export.load.
+    \b
+    [bold]mapl export runs/mine --to models[/bold]
+        the weights of all clients
+    [bold]mapl export runs/mine --to models --client 3 --format torch-export[/bold]
+        client 3 as a program from pixels to logits, for torch.export.load
     """
-    paths = export_run(folder, to, client, format.value, pixels=pixels.value, overwrite=overwrite, warn=_warn)
+    from mapl.runs.export import export_run
+
+    paths = export_run(folder, to, client, format.value, pixels=pixels.value, overwrite=overwrite, warn=warn)
     if as_json:
         print(json.dumps([str(path) for path in paths]))
     else:
         for path in paths:
             print(f"exported: {path}")
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)

@@ -3,55 +3,48 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-import mapl.backbones
-import mapl.data.sources
-import mapl.methods
-import mapl.paper
-import mapl.runs.writers
-from mapl.analysis.compare import Arm, compare, left_out
-from mapl.cli.runs import (
+from mapl import plugins
+from mapl.cli.recipe_options import (
     ClientsOption,
     DataOption,
-    JsonOption,
     MethodOption,
     RecipeArgument,
     RoundsOption,
     ScenarioOption,
     SeedOption,
-    SetOption,
     TopologyOption,
-    _options,
-    from_command_line,
+    compose_recipe,
 )
-from mapl.data.partition import SCENARIOS
 from mapl.errors import MaplError, unknown
-from mapl.network import TOPOLOGIES
-from mapl.plugins import known, summary
-from mapl.recipe import to_toml
-from mapl.runs.history import Record, load
+from mapl.terminal.messages import console, warn
+from mapl.terminal.options import JsonOption, SetOption
+
+if TYPE_CHECKING:
+    from mapl.analysis.compare import Arm
+    from mapl.runs.history import Record
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")]
 
 
 def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
-    """Put runs side by side: accuracy, collaboration gain, messages, bytes, time.
+    """Compare runs: accuracy, collaboration gain, messages, bytes, time.
 
-    Seeds of one recipe are taken together. The collaboration gain needs the control arm among the runs: the same recipe
-    and seed with [bold]--topology none[/bold].
+    Runs that differ only in their seed share a row. The collaboration gain is the accuracy minus that of the control
+    arm: the same recipe and seed, trained with [bold]--topology none[/bold]. Give those runs too.
     """
+    from mapl.analysis.compare import compare
+
     records = _load(folders)
     for record in records:
         if not record.tested:
-            raise MaplError(f"run {str(record.folder)!r} has not been tested yet; resume it, or leave it out")
+            raise MaplError(f"run {str(record.folder)!r} has not been tested yet: resume it, or leave it out")
     arms = compare(records)
     if as_json:
         print(json.dumps([arm.as_dict() for arm in arms], indent=1))
@@ -60,18 +53,20 @@ def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
 
 
 def _load(folders: Sequence[Path]) -> list[Record]:
-    """The runs; which of them will not be counted is said on standard error, where it spoils no table."""
+    """The runs, with a warning for each that will not be counted."""
+    from mapl.analysis.compare import left_out
+    from mapl.runs.history import load
+
     records = [load(folder) for folder in folders]
     for sentence in left_out(records):
-        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+        warn(sentence)
     return records
 
 
 def print_table(arms: Sequence[Arm]) -> None:
-    """Arms as a table on the terminal."""
-    # A pipe has no width to fit in: wrapped cells would be of no use to whoever reads it.
-    console = Console(width=None if sys.stdout.isatty() else 180)
-    console.print(table(arms, console.width))
+    """Print arms as a table."""
+    out = console()
+    out.print(table(arms, out.width))
 
 
 def gain_text(arm: Arm) -> str:
@@ -91,35 +86,35 @@ CELLS: dict[str, Callable[[Arm], str]] = {
     "MiB": lambda arm: f"{arm.bytes / 2**20:,.1f}",
     "s": lambda arm: f"{arm.seconds:,.0f}",
 }
-"""The columns of numbers. Their headings are no wider than their numbers: a terminal has no room for both."""
+"""The columns of numbers. Headings are short, because a wide heading wastes the width of a terminal."""
 EXPENDABLE = (("s", "MiB"), ("messages",), ("inside",), ("std",), ("seeds",))
-"""What a narrow terminal goes without, in this order: a column less is better than numbers that are cut."""
+"""The columns that a narrow terminal drops, in this order. A missing column is better than truncated numbers."""
 NAME = 14
-"""What the names of the arms need at the least; they are wrapped."""
+"""The smallest width for the names of the arms, which are wrapped."""
 CAPTION = {
     "acc. %": "mean over clients at the last test, ± 95 % interval over seeds",
     "std": "over clients",
-    "gain": "against the same recipe and seed without letters, after as many rounds",
+    "gain": "over the same recipe and seed without letters, after as many rounds",
     "inside": "share of the weight given to others that stays inside the true clusters",
 }
-"""What the short headings mean."""
+"""What the headings mean."""
 
 
 def table(arms: Sequence[Arm], width: int) -> Table:
-    """Arms as a table that fits, with as many columns as can be shown whole."""
+    """Arms as a table of at most this width, with as many columns as fit untruncated."""
     columns = _columns(arms, width)
     caption = "; ".join(f"{title}: {CAPTION[title]}" for title in columns if title in CAPTION)
-    made = Table(caption=caption, caption_justify="left")
-    made.add_column("run", overflow="fold")
+    result = Table(caption=caption, caption_justify="left")
+    result.add_column("run", overflow="fold")
     for title in columns:
-        made.add_column(title, justify="right", no_wrap=True, overflow="crop")
+        result.add_column(title, justify="right", no_wrap=True, overflow="crop")
     for arm in arms:
-        made.add_row(arm.label, *(CELLS[title](arm) for title in columns))
-    return made
+        result.add_row(arm.label, *(CELLS[title](arm) for title in columns))
+    return result
 
 
 def _columns(arms: Sequence[Arm], width: int) -> list[str]:
-    """The columns that there is room for."""
+    """The columns that fit."""
     shown = list(CELLS)
     for titles in EXPENDABLE:
         # Each column has a line and a space on either side, and the table a line at its end.
@@ -135,35 +130,44 @@ def _width(title: str, arms: Sequence[Arm]) -> int:
 
 def report_command(
     folders: Folders,
-    out: Annotated[Path | None, typer.Option(help="Folder for the page; by default the first run's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the page. Default: the first run's.")] = None,
 ) -> None:
-    """Draw runs as one self-contained page (report.html) and the same pictures as PNG."""
-    from mapl.report import write_report  # plotting is slow to import, and only this command needs it
+    """Write a self-contained page about runs (report.html), and its figures as PNG files."""
+    from mapl.report import write_report
 
     page = write_report(_load(folders), out or folders[0] / "report")
     print(f"report: {page}")
 
 
-def _listed(things: dict[str, object]) -> dict[str, str]:
-    return {name: summary(thing) for name, thing in things.items()}
+def _room(name: str) -> Callable[[], dict[str, str]]:
+    return lambda: {name: entry.summary for name, entry in plugins.index(name).items()}
+
+
+def _paper() -> dict[str, str]:
+    from mapl.paper.tables import listing
+
+    return listing()
 
 
 LISTS: dict[str, Callable[[], dict[str, str]]] = {
-    "methods": lambda: _listed(known(mapl.methods)),
-    "backbones": lambda: _listed(known(mapl.backbones)),
-    "data": lambda: _listed(known(mapl.data.sources)),
-    "scenarios": lambda: {str(number): text for number, text in SCENARIOS.items()},
-    "topologies": lambda: _listed(dict(TOPOLOGIES)),
-    "paper": mapl.paper.listing,
-    "writers": lambda: _listed(known(mapl.runs.writers)),
+    "methods": _room("mapl.methods"),
+    "backbones": _room("mapl.backbones"),
+    "data": _room("mapl.data.sources"),
+    "scenarios": lambda: plugins.table("mapl.data.partition", "SCENARIOS"),
+    "topologies": lambda: plugins.table("mapl.network.topology", "TOPOLOGIES"),
+    "writers": _room("mapl.runs.writers"),
+    "paper": _paper,
 }
+"""What each list has: names, and a sentence about each. None of them imports what it lists, which would be slow."""
 
 
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, backbones, data, scenarios, topologies, writers or paper.")],
+    what: Annotated[
+        str, typer.Argument(help="methods, backbones, data, scenarios, topologies, writers or paper.", metavar="WHAT")
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """List what can be named in a recipe."""
+    """List the names that a recipe can use, each with a short description."""
     if what not in LISTS:
         raise unknown("list", what, LISTS)
     entries = LISTS[what]()
@@ -187,10 +191,24 @@ def show_command(
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the whole recipe, defaults filled in, and where each value came from; it takes what mapl run takes."""
-    options = _options(method, data, scenario, clients, rounds, topology, seed, None)
-    made, provenance = from_command_line(recipe, options, settings or [])
+    """Print the whole recipe that mapl run would train with, and where each value comes from.
+
+    Takes the same arguments as [bold]mapl run[/bold]. The output is itself a recipe file.
+    """
+    from mapl.recipe import to_toml
+
+    composed, provenance = compose_recipe(
+        recipe,
+        settings,
+        method=method,
+        data=data,
+        scenario=scenario,
+        clients=clients,
+        rounds=rounds,
+        topology=topology,
+        seed=seed,
+    )
     if as_json:
-        print(json.dumps({"recipe": made.model_dump(mode="json"), "provenance": provenance}, indent=1))
+        print(json.dumps({"recipe": composed.model_dump(mode="json"), "provenance": provenance}, indent=1))
     else:
-        print(to_toml(made, provenance), end="")
+        print(to_toml(composed, provenance), end="")

@@ -59,8 +59,8 @@ class EagerEngine(Engine):
     def _use_cpu(self, clients: Sequence[Client]) -> None:
         """Find out which clients can train side by side, and which take channels-last images."""
         if not self.method.draws:
-            self._quiet = {client.id for client in clients} - who_draws(clients, self.augmentation.shape)
-        self._channels_last = who_takes_it(clients, self.augmentation.shape)
+            self._quiet |= {client.id for client in clients} - who_draws(clients, self.augmentation.shape)
+        self._channels_last |= who_takes_it(clients, self.augmentation.shape)
 
     def _use_gpu(self, clients: Sequence[Client]) -> None:
         """Draw dropout as the grouped engine does."""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from mapl.client import Client, Server
-from mapl.network import Inbox, Letter
+from mapl.client import Client, Peers, Server
+from mapl.network import Inbox, Letter, Spec, specs
 
 
 class MethodSettings(BaseModel):
@@ -95,16 +95,31 @@ class Method(ABC, Generic[S]):
         """
         return client.model.classify(outputs["backbone"])
 
-    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
-        """Of the clients it can reach this round, those whose letters it asks for (sorted ids). By default nobody's."""
-        return neighbours[:0]
+    def wants(self, client: Client, round: int) -> Tensor:
+        """Of `client.neighbours`, those whose letters it asks for this round (sorted ids). By default nobody's.
 
-    def letter(self, client: Client, round: int) -> Letter:
-        """What the client is willing to share. Called only when somebody asks."""
-        raise TypeError(f"{type(self).__name__} asks for letters but writes none: give it a letter() method")
+        It changes nothing: it may be called more than once per round.
+        """
+        return client.neighbours[:0]
+
+    def letter(self, client: Client, round: int) -> Letter | None:
+        """What the client is willing to share with whoever asks; None: nothing, which is the default.
+
+        It changes nothing. Called once per round for a client that has neighbours, whether or not anybody asks.
+        """
+        return None
+
+    def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
+        """What the letters look like that this node reads: each tensor's shape and dtype, by name.
+
+        By default they look like the letter that the node itself writes. A transport that takes letters from outside
+        drops whatever looks different.
+        """
+        letter = self.letter(node, round) if isinstance(node, Client) else None
+        return specs(letter.tensors) if letter else {}
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
-        """Adjust to what was heard; the inbox is empty when nobody wrote."""
+        """Adjust to what was heard. Any letter may be missing; the inbox is empty when none arrived."""
 
     def absorb_all(self, round: int, pairs: Iterable[tuple[Client, Inbox]]) -> None:
         """`absorb` of many clients that live in one process, each with its own inbox: called once a round.
@@ -116,8 +131,8 @@ class Method(ABC, Generic[S]):
         for client, inbox in pairs:
             self.absorb(client, round, inbox)
 
-    def weights(self, client: Client) -> Tensor | None:
-        """The client's row of the mixing matrix W (M,), for the record; None where the method has none."""
+    def weights(self, client: Client) -> Peers | None:
+        """The client's row of the mixing matrix W, for the record; None where the method has none."""
         return None
 
 
@@ -132,16 +147,23 @@ class Centralised(Method[S]):
     opens: ClassVar[bool] = False
     """Whether the server writes to all clients once, in the first round, before they write to it."""
 
-    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
-        """The server's letter; `neighbours` is the server alone, or nobody."""
-        return neighbours
+    def wants(self, client: Client, round: int) -> Tensor:
+        """The server's letter; its neighbours are the server alone, or nobody."""
+        return client.neighbours
+
+    def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
+        """What the letters look like that this node reads: a server the clients' letters, a client the reply."""
+        raise TypeError(f"{type(self).__name__} does not say what its letters look like: give it a schema() method")
 
     @abstractmethod
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
-        """What the server makes of the clients' letters, as named tensors."""
+        """What the server makes of the clients' letters (one at least), as named tensors."""
 
     def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
-        """What the server writes back: the aggregate, unless a method has something personal to say."""
+        """What the server writes back: the aggregate, unless a method has something personal to say.
+
+        A personal reply goes to those alone whose letters arrived.
+        """
         return server.letter(round, aggregate)
 
     def opening(self, server: Server) -> Letter:
@@ -152,5 +174,9 @@ class Centralised(Method[S]):
         """What a client writes back to the server's opening letter."""
         raise TypeError(f"{type(self).__name__} opens with a letter but answers none: give it an answer() method")
 
+    def opening_schema(self, node: Client | Server) -> Mapping[str, Spec]:
+        """`schema` of the opening: a client reads the server's opening letter, the server reads the answers."""
+        raise TypeError(f"{type(self).__name__} opens but does not say with what: give it an opening_schema() method")
+
     def settle(self, server: Server, inbox: Inbox) -> None:
-        """What the server makes of the answers."""
+        """What the server makes of the answers. Some may be missing."""

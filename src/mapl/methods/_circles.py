@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from mapl.client import Client
+from mapl.client import Client, Peers
 from mapl.network import Inbox
 
 MOST = 2**20
@@ -75,17 +77,25 @@ class Circles:
         """Each client, and where its circle starts and ends."""
         return zip(self.clients, self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True)
 
-    def read(self, key: str) -> NDArray[np.float64]:
-        """(P,) what each client's state, which has an entry for everybody, says of the members of its circle."""
-        result = np.empty(len(self.ids))
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        """(P,) where each member stands among the peers that the client has met: it has met all who wrote to it."""
+        result = np.empty(len(self.ids), dtype=np.int64)
         for client, start, end in self.spans():
-            result[start:end] = client.state[key].numpy()[self.ids[start:end]]
+            result[start:end] = client.peers.places(self.ids[start:end])
         return result
 
-    def write(self, key: str, values: NDArray[np.float64]) -> None:
-        """And back, in place."""
+    def read(self, of: Callable[[Peers], NDArray[Any]]) -> NDArray[np.float64]:
+        """(P,) what each client knows of the members of its circle."""
+        result = np.empty(len(self.ids))
         for client, start, end in self.spans():
-            client.state[key].numpy()[self.ids[start:end]] = values[start:end]
+            result[start:end] = of(client.peers)[self._places[start:end]]
+        return result
+
+    def write_weights(self, values: NDArray[np.float64]) -> None:
+        """How much each client listens to the members of its circle from now on."""
+        for client, start, end in self.spans():
+            client.peers.weights[self._places[start:end]] = values[start:end]
 
     def table(self, name: str, own: Callable[[Client], Tensor]) -> Table:
         """Where to read the letters' tensors of that name, and each client's `own`."""

@@ -20,13 +20,6 @@ def insert(rows: Tensor, row: Tensor, position: int) -> Tensor:
     return torch.cat([rows[:position], row.detach().unsqueeze(0), rows[position:]])
 
 
-def alone(client: Client) -> Tensor:
-    """The row of W, (M,), of a client that mixes with nobody."""
-    row = torch.zeros(client.size, dtype=torch.float64)
-    row[client.id] = 1
-    return row
-
-
 def mixed(weights: Tensor, stacked: Tensor) -> Tensor:
     """Σ_j w_j x_j for weights (n,) and stacked (n, …); for a matrix of weights (m, n) one such sum a row, (m, …).
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mapl.client import Client
+from mapl.client import Client, Server
 from mapl.losses import cross_entropy
 from mapl.methods._base import Centralised, Method, S
 from mapl.methods._mixing import flatten, load_flat
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec
 
 
 class Plain(Method[S]):
@@ -30,6 +30,9 @@ class WholeModels(Plain[S], Centralised[S]):
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {"model": classifier(client)}, client.architecture)
+
+    def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
+        return {"model": Spec((node.shapes.backbone + node.shapes.head,))}
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         if len(inbox):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mapl.client import Client
+from mapl.client import Client, Peers
 from mapl.methods._base import MethodSettings
-from mapl.methods._mixing import alone, insert, mixed, with_me
+from mapl.methods._mixing import insert, mixed, with_me
 from mapl.methods._plain import Plain, classifier, load_classifier
 from mapl.network import Inbox, Letter
 
@@ -35,29 +35,25 @@ class DFedAvgM(Plain[DFedAvgMSettings]):
     Settings = DFedAvgMSettings
     homogeneous = True
 
-    def prepare(self, client: Client) -> None:
-        client.state["weights"] = alone(client)
-        client.state["degree"] = torch.zeros(1, dtype=torch.int64)
-
-    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
-        client.state["degree"].fill_(len(neighbours))
-        return neighbours
+    def wants(self, client: Client, round: int) -> Tensor:
+        return client.neighbours
 
     def letter(self, client: Client, round: int) -> Letter:
-        return client.letter(
-            round, {"model": classifier(client), "degree": client.state["degree"]}, client.architecture
-        )
+        degree = torch.tensor([len(client.neighbours)])
+        return client.letter(round, {"model": classifier(client), "degree": degree}, client.architecture)
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
-        client.state["weights"].copy_(alone(client))
+        """A neighbour whose letter is missing is left out; its weight stays with the client."""
+        client.peers = Peers.alone(client.id, client.samples)
         if not len(inbox):
             return
         heard, me = with_me(client, inbox)
-        degrees = inbox.tensor("degree").squeeze(1)
-        row = 1 / (1 + torch.maximum(degrees, client.state["degree"]).double())
+        degrees = inbox.tensor("degree").squeeze(1).cpu().clamp(min=len(client.neighbours))
+        row = 1 / (1 + degrees.double())
         weights = insert(row, 1 - row.sum(), me)
-        client.state["weights"][heard] = weights
+        samples = insert(inbox.samples, torch.tensor(client.samples), me)
+        client.peers = Peers(heard.numpy(), weights.numpy(), samples.numpy())
         load_classifier(client, mixed(weights, insert(inbox.tensor("model"), classifier(client), me)))
 
-    def weights(self, client: Client) -> Tensor:
-        return client.state["weights"]
+    def weights(self, client: Client) -> Peers:
+        return client.peers

@@ -13,7 +13,7 @@ from mapl.client import Client, Server
 from mapl.losses import cross_entropy, supervised_contrastive
 from mapl.methods._base import Centralised, MethodSettings
 from mapl.methods._mixing import flatten, load_flat, weighted_mean
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["FedClassAvg"]
 
@@ -75,6 +75,9 @@ class FedClassAvg(Centralised[FedClassAvgSettings]):
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {"head": flatten(client.model.head)})
+
+    def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
+        return {"head": Spec((node.shapes.head,))}
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         return {"head": weighted_mean(inbox.samples, inbox.tensor("head"))}

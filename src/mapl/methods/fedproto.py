@@ -12,7 +12,7 @@ from torch import Tensor
 from mapl.client import Client, Server
 from mapl.losses import cross_entropy
 from mapl.methods._base import Centralised, MethodSettings
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["FedProto"]
 
@@ -72,6 +72,10 @@ class FedProto(Centralised[FedProtoSettings]):
         means = client.state["sums"] / counts.clamp(min=1).unsqueeze(1)
         held = counts if self.settings.average == "samples" else (counts > 0).long()
         return client.letter(round, {"prototypes": means, "held": held})
+
+    def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
+        classes, embedding = node.shapes.classes, node.shapes.embedding
+        return {"prototypes": Spec((classes, embedding)), "held": Spec((classes,), torch.int64)}
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         held = inbox.tensor("held")  # (n, K)

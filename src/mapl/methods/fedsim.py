@@ -9,7 +9,7 @@ from mapl.client import Client, Server
 from mapl.methods._base import Centralised, MethodSettings
 from mapl.methods._mixing import flatten, load_flat, weighted_mean
 from mapl.methods._plain import Plain
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["FedSim"]
 
@@ -47,6 +47,10 @@ class FedSim(Plain[FedSimSettings], Centralised[FedSimSettings]):
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {"head": flatten(client.model.head), "batches": client.state["batches"]})
+
+    def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
+        head = {"head": Spec((node.shapes.head,))}
+        return {**head, "batches": Spec((1,), torch.int64)} if isinstance(node, Server) else head
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         return {"head": weighted_mean(inbox.tensor("batches").squeeze(1), inbox.tensor("head"))}

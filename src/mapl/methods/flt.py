@@ -16,9 +16,12 @@ from mapl.methods._base import MethodSettings
 from mapl.methods._encoder import check_source, encoder, trained_encoder
 from mapl.methods._mixing import flatten, load_flat, mixed, row_of
 from mapl.methods._plain import WholeModels
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec, specs
 
 __all__ = ["FLT"]
+
+FEWEST = 3
+"""Centres that can be mapped to the plane, at the least."""
 
 
 class FLTSettings(MethodSettings):
@@ -83,15 +86,34 @@ class FLT(WholeModels[FLTSettings]):
 
     def settle(self, server: Server, inbox: Inbox) -> None:
         counts = inbox.tensor("count").flatten().tolist()
+        if sum(counts) < FEWEST and len(inbox) < len(server.neighbours):
+            return  # too few answers arrived to relate anybody
         centres = [rows[:count].numpy() for rows, count in zip(inbox.tensor("centres").cpu(), counts, strict=True)]
         plane = _plane(np.concatenate(centres), key(server.seed, server.id, ALWAYS, "plane") % 2**31)
         distance = distances(np.split(plane, np.cumsum(counts)[:-1]))
-        related = torch.eye(server.size, dtype=torch.bool)  # who did not answer is related to itself alone
-        related[inbox.senders[:, None], inbox.senders] = torch.from_numpy(distance < self.settings.threshold)
-        server.state["related"] = related
+        server.state["clients"] = inbox.senders
+        server.state["related"] = torch.from_numpy(distance < self.settings.threshold)
+
+    def opening_schema(self, node: Client | Server) -> dict[str, Spec]:
+        latent = self.settings.latent
+        if isinstance(node, Server):
+            return {"centres": Spec((node.shapes.classes, latent)), "count": Spec((1,), torch.int64)}
+        channels, height, width = node.train.pixels.shape[1:]
+        return specs({"encoder": flatten(encoder((channels, height, width), latent))})
+
+    def related(self, server: Server, clients: Tensor) -> Tensor:
+        """(n, n) which of these clients are related; one that never answered is related to itself alone."""
+        result = torch.eye(len(clients), dtype=torch.bool)
+        answered = server.state.get("clients", clients[:0])
+        known = torch.isin(clients, answered)
+        places = torch.searchsorted(answered, clients[known])
+        where = torch.nonzero(known).flatten()
+        if len(where):
+            result[where[:, None], where] = server.state["related"][places][:, places]
+        return result
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
-        weights = server.state["related"][inbox.senders][:, inbox.senders].double() * inbox.samples
+        weights = self.related(server, inbox.senders).double() * inbox.samples
         weights = weights / weights.sum(dim=1, keepdim=True)
         return {"clients": inbox.senders, "models": mixed(weights, inbox.tensor("model"))}
 
@@ -113,9 +135,9 @@ def distances(groups: list[np.ndarray]) -> np.ndarray:
 
 
 def _plane(points: np.ndarray, seed: int) -> np.ndarray:
-    if len(points) < 3:
+    if len(points) < FEWEST:
         raise MaplError(
-            f"method 'flt' maps the centres of all clients to the plane, which takes 3 or more, but there are "
+            f"method 'flt' maps the centres of all clients to the plane, which takes {FEWEST} or more, but there are "
             f"{len(points)}: it needs more clients, or clients with more classes"
         )
     threads = torch.get_num_threads()

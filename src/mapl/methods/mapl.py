@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from mapl.client import Client
+from mapl.client import Client, Peers
 from mapl.clock import part
 from mapl.collaboration import GraphSettings, learn_rows, similarities
 from mapl.losses import Form, cross_entropy, prototype_contrastive, prototype_uniformity, supervised_contrastive
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods._circles import Circles, groups
-from mapl.methods._mixing import alone
 from mapl.model import PROJECTOR, PROTOTYPES
 from mapl.network import Inbox, Letter
 
@@ -51,8 +50,7 @@ class Mapl(Method[MaplSettings]):
     Letter: the prototypes ξ_i (K, d_p); from the warm-up's end on also the weight of the head φ_i (K, d_z); the number
     of training samples in the header. Never data, never labels.
 
-    State: `weights`, the client's row of W over all M clients, and `samples`, what each client it ever heard from said
-    about its number of samples (0: never heard from).
+    Between rounds a client keeps `client.peers`: its row of W, and how many samples each peer said it has.
     """
 
     name = "mapl"
@@ -63,11 +61,6 @@ class Mapl(Method[MaplSettings]):
 
     def uses(self) -> tuple[str, ...]:
         return (PROJECTOR, PROTOTYPES) if self.settings.terms else (PROTOTYPES,)
-
-    def prepare(self, client: Client) -> None:
-        client.state["weights"] = alone(client)
-        client.state["samples"] = torch.zeros(client.size, dtype=torch.int64)
-        client.state["samples"][client.id] = client.samples
 
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """PML (Algorithm 1): l_ce + l_cont + l_proto + l_uni, on both views."""
@@ -83,11 +76,12 @@ class Mapl(Method[MaplSettings]):
             terms["uniformity"] = prototype_uniformity(model.prototypes, use.temperature, use.form)
         return terms
 
-    def wants(self, client: Client, round: int, neighbours: Tensor) -> Tensor:
+    def wants(self, client: Client, round: int) -> Tensor:
         """Everybody it can reach, but for those whose edge CGL has set to zero."""
-        to = neighbours.numpy()
-        dropped = (client.state["samples"].numpy()[to] > 0) & (client.state["weights"].numpy()[to] == 0)
-        return neighbours[torch.from_numpy(~dropped)] if dropped.any() else neighbours
+        dropped = client.peers.ids[client.peers.weights == 0]
+        if not len(dropped):
+            return client.neighbours
+        return client.neighbours[torch.from_numpy(~np.isin(client.neighbours.numpy(), dropped))]
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, self.contents(client, round))
@@ -110,7 +104,7 @@ class Mapl(Method[MaplSettings]):
             for client, inbox in group:
                 self.meet(client, inbox)
             circles = Circles(group)
-            weights = circles.read("weights")
+            weights = circles.read(lambda peers: peers.weights)
             mass = np.add.reduceat(weights, circles.starts[:-1])
             if not mass.all():  # nobody that such a client heard has any weight, nor has it itself
                 self.absorb_all(round, [pair for pair, some in zip(group, mass, strict=True) if some])
@@ -120,7 +114,7 @@ class Mapl(Method[MaplSettings]):
             if learns:
                 with part("graph"):
                     self.learn(circles, weights)
-                circles.write("weights", weights * np.repeat(mass, circles.sizes))
+                circles.write_weights(weights * np.repeat(mass, circles.sizes))
             self.mix(circles, weights)
 
     def learn(self, circles: Circles, weights: NDArray[np.float64]) -> None:
@@ -135,9 +129,9 @@ class Mapl(Method[MaplSettings]):
             found = similarities(heads.stack, mine, (starts_of, columns), use.form)
             similarity[~circles.is_me] = found.cpu().numpy()
         # γ_j = n_j / Σ n, or n_j over their mean, of all that the client ever heard from.
-        known = [samples[samples > 0] for samples in (client.state["samples"].numpy() for client in circles.clients)]
+        known = [client.peers.samples for client in circles.clients]
         whole = [samples.sum() if use.confidence == "share" else samples.mean() for samples in known]
-        confidence = circles.read("samples") / np.repeat(whole, circles.sizes)
+        confidence = circles.read(lambda peers: peers.samples) / np.repeat(whole, circles.sizes)
         for rows in circles.widths():
             # A row's own width decides, never how many there are, so that its bits do not depend on the others.
             where = device if rows.width > NARROW else torch.device("cpu")
@@ -146,18 +140,18 @@ class Mapl(Method[MaplSettings]):
 
     def meet(self, client: Client, inbox: Inbox) -> None:
         """A client heard for the first time gets the mean of the weights in use; so the first row is uniform."""
-        row, samples = client.state["weights"].numpy(), client.state["samples"].numpy()
-        senders = inbox.senders.numpy()
-        strangers = samples[senders] == 0
-        samples[senders] = inbox.samples.numpy()
+        peers, senders, samples = client.peers, inbox.senders.numpy(), inbox.samples.numpy()
+        strangers = ~peers.knows(senders)
         if strangers.any():
-            row[senders[strangers]] = row[row > 0].mean()
-            row /= row.sum()
+            weight = float(peers.weights[peers.weights > 0].mean())
+            peers.meet(senders[strangers], weight, samples[strangers])
+            peers.weights /= peers.weights.sum()
+        peers.samples[peers.places(senders)] = samples
 
     def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
         """ξ_i ← Σ_j w_ij ξ_j, in the order of client numbers."""
         table = circles.table("prototypes", lambda client: client.model.prototypes)
         circles.mix(table, weights, [client.model.prototypes for client in circles.clients])
 
-    def weights(self, client: Client) -> Tensor:
-        return client.state["weights"]
+    def weights(self, client: Client) -> Peers:
+        return client.peers

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mapl.client import Client
+from mapl.client import Client, Server
 from mapl.methods._circles import Circles
 from mapl.methods._mixing import flatten, insert, load_flat, weighted_mean
 from mapl.methods.mapl import Mapl, MaplSettings
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["MaplPlus"]
 
@@ -39,6 +41,10 @@ class MaplPlus(Mapl):
     def letter(self, client: Client, round: int) -> Letter:
         tensors = {**self.contents(client, round), "backbone": flatten(client.model.backbone)}
         return client.letter(round, tensors, architecture=client.architecture)
+
+    def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
+        expected = dict(super().schema(node, round))
+        return {**expected, "backbone": expected["backbone"]._replace(by_architecture=True)}
 
     def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
         super().mix(circles, weights)

@@ -11,7 +11,7 @@ from mapl.collaboration import similarities
 from mapl.methods._base import Centralised, MethodSettings
 from mapl.methods._mixing import flatten, load_flat, mixed, row_of, weighted_mean
 from mapl.methods._plain import Plain
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["PFedSim"]
 
@@ -49,6 +49,13 @@ class PFedSim(Plain[PFedSimSettings], Centralised[PFedSimSettings]):
         head = client.model.head
         tensors = {"backbone": flatten(client.model.backbone), "head.weight": head.weight, "head.bias": head.bias}
         return client.letter(round, tensors, client.architecture)
+
+    def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
+        backbone = {"backbone": Spec((node.shapes.backbone,))}
+        if isinstance(node, Client) and round >= self.settings.warmup:
+            return backbone
+        classes, embedding = node.shapes.classes, node.shapes.embedding
+        return {**backbone, "head.weight": Spec((classes, embedding)), "head.bias": Spec((classes,))}
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         if round < self.settings.warmup:

@@ -1,23 +1,31 @@
-"""Letters, who can reach whom, what was sent, and the post that carries letters within one process."""
+"""Letters, who can reach whom, what was sent, and the transports that carry letters."""
 
+from mapl.network.encoded import EncodedPost
+from mapl.network.inbox import Inbox
 from mapl.network.ledger import Ledger
-from mapl.network.letter import VERSION, Letter, Schema, decode, encode, fingerprint, header_bytes, nbytes
-from mapl.network.post import Inbox, Post
+from mapl.network.letter import VERSION, Letter, Schema, Spec, decode, encode, fingerprint, header_bytes, nbytes, specs
+from mapl.network.memory import MemoryPost
 from mapl.network.topology import TOPOLOGIES, Topology, TopologySettings
+from mapl.network.transport import Mail, Transport
 
 __all__ = [
     "TOPOLOGIES",
     "VERSION",
+    "EncodedPost",
     "Inbox",
     "Ledger",
     "Letter",
-    "Post",
+    "Mail",
+    "MemoryPost",
     "Schema",
+    "Spec",
     "Topology",
     "TopologySettings",
+    "Transport",
     "decode",
     "encode",
     "fingerprint",
     "header_bytes",
     "nbytes",
+    "specs",
 ]

@@ -12,9 +12,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -70,6 +70,16 @@ class Letter:
     """Its contents, by name."""
 
 
+class Spec(NamedTuple):
+    """What one tensor of a letter looks like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    by_architecture: bool = False
+    """Whether the shape depends on the sender's backbone. Then it holds for senders of the reader's own architecture;
+    tensors of others must have as many dimensions, of any length."""
+
+
 @dataclass(frozen=True)
 class Schema:
     """What a reader expects of a letter. `None` for a sender or a round: anyone's, any."""
@@ -77,9 +87,28 @@ class Schema:
     run: str
     limit: int
     """The largest letter that is looked at, in bytes."""
-    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    tensors: Mapping[str, Spec]
     sender: int | None = None
     round: int | None = None
+    architecture: str = ""
+    """The fingerprint of the reader's own backbone."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for schemas that accept the same letters."""
+        return self.run, self.limit, self.sender, self.round, self.architecture, *self.tensors.items()
+
+    def fits(self, name: str, shape: Sequence[int], architecture: str) -> bool:
+        """Whether a tensor of that shape, from a sender with that architecture, is what the reader expects."""
+        spec = self.tensors[name]
+        if spec.by_architecture and architecture != self.architecture:
+            return len(shape) == len(spec.shape)
+        return tuple(shape) == spec.shape
+
+
+def specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:
+    """The schema of letters with tensors like these."""
+    return {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -175,7 +204,7 @@ def decode(data: bytes, schema: Schema) -> Letter:
     header = _read_header(data, schema, who)
     letter = _read_fields(header.pop("__metadata__", None), schema, who)
     who = f"the letter of sender {letter.sender}"
-    _check_structure(header, schema, who)
+    _check_structure(header, schema, letter.architecture, who)
     try:
         tensors = load(data)
     except (SafetensorError, ValueError) as error:
@@ -192,7 +221,7 @@ def _read_header(data: bytes, schema: Schema, who: str) -> dict[str, Any]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise MaplError(f"{who} is cut short or no safetensors: {len(data)} bytes do not hold the header they announce")
-    structure = tuple((name, tuple(shape), dtype) for name, (shape, dtype) in schema.tensors.items())
+    structure = tuple((name, spec.shape, spec.dtype) for name, spec in schema.tensors.items())
     most = 4 * _header_size(structure)  # generous, so that a letter with other tensors is told which ones they are
     if length > most:
         raise MaplError(f"{who} has a header of {length} bytes, but at most {most} are expected")
@@ -251,7 +280,7 @@ def _check_expected(run: str, sender: int, round: int, schema: Schema, who: str)
         raise MaplError(f"{who} is of round {round}, but round {schema.round} is expected")
 
 
-def _check_structure(header: Mapping[str, Any], schema: Schema, who: str) -> None:
+def _check_structure(header: Mapping[str, Any], schema: Schema, architecture: str, who: str) -> None:
     """Names, shapes and dtypes as the header announces them; that the payload agrees with them the library checks."""
     for names, what in (
         (header.keys() - schema.tensors.keys(), "unknown"),
@@ -259,13 +288,16 @@ def _check_structure(header: Mapping[str, Any], schema: Schema, who: str) -> Non
     ):
         if names:
             raise MaplError(f"{who}: {what} tensor {_short(min(names))}; expected: {', '.join(schema.tensors)}")
-    for name, (shape, dtype) in schema.tensors.items():
+    for name, spec in schema.tensors.items():
         entry = header[name] if isinstance(header[name], dict) else {}
-        if entry.get("shape") != list(shape):
-            raise MaplError(f"{who}: {name!r} has shape {_short(entry.get('shape'))}, but {list(shape)} is expected")
-        announced = entry.get("dtype")
-        if not isinstance(announced, str) or _DTYPES.get(announced) != dtype:
-            raise MaplError(f"{who}: {name!r} has dtype {_short(announced)}, but {dtype} is expected")
+        shape, announced = entry.get("shape"), entry.get("dtype")
+        # A stranger's JSON: `true` would pass for 1.
+        if not isinstance(shape, list) or any(type(length) is not int for length in shape):
+            shape = [-1]  # which nothing expects
+        if not schema.fits(name, shape, architecture):
+            raise MaplError(f"{who}: {name!r} has shape {_short(shape)}, but {list(spec.shape)} is expected")
+        if not isinstance(announced, str) or _DTYPES.get(announced) != spec.dtype:
+            raise MaplError(f"{who}: {name!r} has dtype {_short(announced)}, but {spec.dtype} is expected")
 
 
 def _check_values(name: str, tensor: Tensor, who: str) -> None:

@@ -1,7 +1,7 @@
 """Who can reach whom, as a function of the round.
 
-A topology is an undirected graph. It is kept sparse (one row of neighbours a client, end to end), so that its cost is
-that of its edges; the full one has a rule instead of edges.
+A topology is a set of undirected edges, kept sparse: one row of neighbours per client, end to end. It costs as
+much as it has edges; the full one has a rule instead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TopologySettings(BaseModel):
     every: int = Field(0, ge=0, description="Redraw the topology every this many rounds; 0 = never.")
 
 
-class Graph(Protocol):
+class Reach(Protocol):
     """One drawn topology."""
 
     def row(self, client: int) -> Tensor:
@@ -77,28 +77,28 @@ class Sparse:
 
 
 class Topology:
-    """The topology of a run: `neighbours(round, client)`. The graph of the current epoch is kept, and only that one."""
+    """The topology of a run: `neighbours(round, client)`. The edges of the current epoch are kept, and only those."""
 
     def __init__(self, settings: TopologySettings, clients: int, seed: int) -> None:
         self.settings = settings
         self.clients = clients
         self.seed = seed
-        self._drawn: tuple[int, Graph] | None = None
+        self._drawn: tuple[int, Reach] | None = None
 
     def neighbours(self, round: int, client: int) -> Tensor:
         """The sorted ids of the clients that `client` can reach in `round`, itself excluded."""
         if not 0 <= client < self.clients:
             raise MaplError(f"the topology has no client {client}: it has {self.clients}, numbered from 0")
-        return self.graph(round).row(client)
+        return self.drawn(round).row(client)
 
-    def graph(self, round: int) -> Graph:
-        """The graph of a round. It depends on the round's epoch alone, not on what was asked for before."""
+    def drawn(self, round: int) -> Reach:
+        """The topology of a round. It depends on the round's epoch alone, not on what was asked for before."""
         epoch = round // self.settings.every if self.settings.every else 0
         if self._drawn is None or self._drawn[0] != epoch:
             self._drawn = epoch, self._draw(epoch)
         return self._drawn[1]
 
-    def _draw(self, epoch: int) -> Graph:
+    def _draw(self, epoch: int) -> Reach:
         settings = self.settings
         seed = key(self.seed, NOBODY, epoch, "topology")
         if ":" in settings.name:
@@ -112,17 +112,17 @@ class Topology:
 # The known topologies
 
 
-def full(clients: int, settings: TopologySettings, seed: int) -> Graph:
+def full(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """Everyone reaches everyone."""
     return Full(clients)
 
 
-def none(clients: int, settings: TopologySettings, seed: int) -> Graph:
+def none(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """Nobody reaches anybody: every client learns alone."""
     return Sparse.of(np.empty((0, 2), dtype=np.int64), clients)
 
 
-def ring(clients: int, settings: TopologySettings, seed: int) -> Graph:
+def ring(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """Each client reaches the one before and the one after it, in a circle."""
     if clients == 1:
         return none(clients, settings, seed)
@@ -130,7 +130,7 @@ def ring(clients: int, settings: TopologySettings, seed: int) -> Graph:
     return Sparse.of(np.stack([ids, np.roll(ids, -1)], axis=1), clients)
 
 
-def regular(clients: int, settings: TopologySettings, seed: int) -> Graph:
+def regular(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """Each client reaches `degree` others, drawn at random."""
     degree = _degree(clients, settings)
     if degree * clients % 2:
@@ -144,14 +144,14 @@ def regular(clients: int, settings: TopologySettings, seed: int) -> Graph:
     return _from_networkx(nx.complement(nx.random_regular_graph(clients - 1 - degree, clients, seed=seed)), clients)
 
 
-def erdos_renyi(clients: int, settings: TopologySettings, seed: int) -> Graph:
+def erdos_renyi(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """Each pair of clients is connected with `probability`, independently."""
     if settings.probability == 1:
         return Full(clients)
     return _from_networkx(nx.fast_gnp_random_graph(clients, settings.probability, seed=seed), clients)
 
 
-def small_world(clients: int, settings: TopologySettings, seed: int) -> Graph:
+def small_world(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """A ring in which each client reaches the `degree` nearest, some edges rewired at random (Watts–Strogatz)."""
     degree = _degree(clients, settings)
     if degree % 2:
@@ -159,7 +159,7 @@ def small_world(clients: int, settings: TopologySettings, seed: int) -> Graph:
     return _from_networkx(nx.watts_strogatz_graph(clients, degree, settings.rewire, seed=seed), clients)
 
 
-def file(clients: int, settings: TopologySettings, seed: int) -> Graph:
+def file(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """The edges listed in the text file `path`, one pair of clients a line."""
     if settings.path is None:
         raise MaplError("topology.path is not set, but the topology 'file' takes the path of an edge list")
@@ -176,7 +176,7 @@ def file(clients: int, settings: TopologySettings, seed: int) -> Graph:
     return Sparse.of(np.array(pairs, dtype=np.int64).reshape(-1, 2), clients)
 
 
-TOPOLOGIES: dict[str, Callable[[int, TopologySettings, int], Graph]] = {
+TOPOLOGIES: dict[str, Callable[[int, TopologySettings, int], Reach]] = {
     "full": full,
     "none": none,
     "ring": ring,
@@ -185,7 +185,7 @@ TOPOLOGIES: dict[str, Callable[[int, TopologySettings, int], Graph]] = {
     "small-world": small_world,
     "file": file,
 }
-"""The known topologies by name; each is (clients, settings, seed) → graph."""
+"""The known topologies by name; each is (clients, settings, seed) → who reaches whom."""
 
 
 def _degree(clients: int, settings: TopologySettings) -> int:
@@ -196,7 +196,7 @@ def _degree(clients: int, settings: TopologySettings) -> int:
     return settings.degree
 
 
-def _from_networkx(graph: Any, clients: int) -> Graph:
+def _from_networkx(graph: Any, clients: int) -> Reach:
     flat = np.fromiter((end for edge in graph.edges for end in edge), dtype=np.int64)
     return Sparse.of(flat.reshape(-1, 2), clients)
 
@@ -213,7 +213,7 @@ def _edge(content: str, clients: int, where: str) -> tuple[int, int]:
     return a, b
 
 
-def _from_import(clients: int, round: int, settings: TopologySettings, seed: int) -> Graph:
+def _from_import(clients: int, round: int, settings: TopologySettings, seed: int) -> Reach:
     """What the function of an import path returns for (clients, round, settings, seed): pairs, or an (E, 2) array."""
     from mapl.plugins import load
 

@@ -1,29 +1,15 @@
-"""What each table of the paper is: its cells, the numbers it prints, and the recipe behind each of them."""
+"""The paper: its tables as data, `mapl reproduce`, and the page that shows what came of it.
 
-from mapl.paper.tables import (
-    BACKBONES,
-    METHODS,
-    PROTOCOL,
-    TABLES,
-    Cell,
-    Table,
-    cells,
-    find_cell,
-    listing,
-    resolve,
-    table,
-)
+- What the paper has: `tables` (cells, published numbers, recipes), `figures` (which runs each needs), `complexity`.
+- Running it: `protocol` (the paper's or a smaller one), `plan`, `carry_out`, `cost`, `machine`, `commands`.
+- What is kept of a run: `store`, `summary`, `extras`.
+- What it means: `statistics` (ours beside the published), `contests` (which cells compete), `cell_table` (for a
+  terminal).
+- The page: `page`, `page_tables`, `pictures`, `findings` and `differences` (sentences), `captions`, `labels`.
 
-__all__ = [
-    "BACKBONES",
-    "METHODS",
-    "PROTOCOL",
-    "TABLES",
-    "Cell",
-    "Table",
-    "cells",
-    "find_cell",
-    "listing",
-    "resolve",
-    "table",
-]
+Nothing outside this package and the command line imports it.
+"""
+
+from mapl.paper.tables import cells, find_cell, listing, resolve
+
+__all__ = ["cells", "find_cell", "listing", "resolve"]

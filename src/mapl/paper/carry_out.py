@@ -1,4 +1,4 @@
-"""Carry a plan out: run after run, each into the store as it ends. What was stopped or killed goes on where it was."""
+"""Carry out a plan, run after run. Each goes into the store as it ends; one that was stopped or killed continues."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from mapl.errors import MaplError
 from mapl.paper.cost import Rates
 from mapl.paper.plan import Work
-from mapl.paper.rows import row_of
 from mapl.paper.store import Store
+from mapl.paper.summary import summarise
 from mapl.recipe import Recipe, to_toml
 from mapl.runs.files import only_writer, write_aside
 from mapl.runs.history import RECIPE, Record, Round, load_recipe
@@ -24,7 +24,7 @@ from mapl.runs.part import keeping_data
 from mapl.runs.run import Observer, resume, run
 
 RUNS = "runs"
-"""The folder, below the store's, of runs that are under way."""
+"""The folder, inside the store's, of runs in progress."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Moment:
 
     work: Work
     number: int
-    """Of the runs that were left when it began, counted from 1."""
+    """Which of the remaining runs this is, counted from 1."""
     total: int
     round: int
-    """Rounds played of this run."""
+    """Rounds of this run that were played."""
     left: float | None
-    """Seconds for all that is left; None before anything was measured."""
+    """Seconds until all runs are done; None before anything was measured."""
     over: bool = False
     """Whether the run is in the store."""
 
@@ -48,7 +48,7 @@ Watcher = Callable[[Moment], None]
 
 @contextmanager
 def opened(out: Path) -> Iterator[Store]:
-    """The store of a folder, for the one process that may write it."""
+    """The store of a folder, locked for this process."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,13 +65,13 @@ def carry_out(
     stop: Callable[[], bool] = lambda: False,
     warn: Callable[[str], None] = lambda message: None,
 ) -> bool:
-    """Run what is not in the store yet, one after another. Returns whether all of it is there now.
+    """Run what is not in the store yet, one after another. Returns whether everything is there now.
 
-    `stop` is asked after every round, as in `mapl.run`: a run that it ends is saved, and goes on the next time.
+    `stop` is called after every round, as in `mapl.run`. A run that it ends is saved, and continues the next time.
     """
     _sweep(store)
     left = [work for work in works if work.key not in store]
-    rates = Rates.of(store.rows.values(), left[0].recipe) if left else Rates()
+    rates = Rates.of(store.runs.values(), left[0].recipe) if left else Rates()
     with keeping_data():
         for number, work in enumerate(left):
             if stop():
@@ -80,17 +80,17 @@ def carry_out(
             record = _run(work, store.folder / RUNS / work.key, progress, stop, warn)
             if not record.finished:
                 return False
-            row = row_of(work, record, progress.setup)
-            store.add(row)
-            rates.learn(work.recipe, row.seconds / row.rounds, row.setup_seconds)
-            progress.tell(row.rounds, over=True)
+            stored = summarise(work, record, progress.setup)
+            store.add(stored)
+            rates.learn(work.recipe, stored.seconds / stored.rounds, stored.setup_seconds)
+            progress.tell(stored.rounds, over=True)
             shutil.rmtree(record.folder)
             _free()
     return True
 
 
 class _Progress:
-    """Follows one run: measures it, and says how long the whole plan will take."""
+    """Measures one run, and says how long the whole plan will take."""
 
     def __init__(self, number: int, works: Sequence[Work], rates: Rates, watch: Watcher):
         self.works, self.number, self.rates, self.watch = works, number, rates, watch
@@ -103,7 +103,7 @@ class _Progress:
         if not self.played:
             self.setup = time.perf_counter() - self.start - this
         self.played += 1
-        # The first round also pays for what is done once; a run of one round has no other.
+        # The first round includes one-time work; a run of one round has no other.
         if self.played == 2 or recipe.rounds == 1:
             self.rates.glimpse(recipe, this, self.setup)
         self.tell(line.round + 1)
@@ -117,24 +117,24 @@ class _Progress:
 
 
 def _run(work: Work, folder: Path, observer: Observer, stop: Callable[[], bool], warn: Callable[[str], None]) -> Record:
-    """A run from its beginning, or from where it was when its process ended."""
+    """Start a run, or continue it from its checkpoint."""
     if not (folder / RECIPE).exists():
         return run(work.recipe, folder, observers=[observer], stop=stop, overwrite=True)
     if load_recipe(folder).fingerprint() == work.recipe.fingerprint():
-        # The same run, though perhaps on another device, or with its data elsewhere by now.
+        # The same run, but the device or the folder of the data may have changed.
         write_aside(folder / RECIPE, to_toml(work.recipe).encode())
     return resume(folder, observers=[observer], stop=stop, warn=warn)
 
 
 def _sweep(store: Store) -> None:
-    """Remove the folders of runs that are in the store: a kill may have come between the two."""
+    """Remove the folders of runs that are in the store, in case a kill came between the two."""
     for folder in (store.folder / RUNS).glob("*"):
         if folder.name in store:
             shutil.rmtree(folder)
 
 
 def _free() -> None:
-    """Give a GPU's memory back before the next run asks how much there is."""
+    """Free the GPU's memory before the next run asks how much there is."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -8,28 +8,28 @@ from dataclasses import asdict
 from typing import Any
 
 from mapl.analysis.compare import Estimate
-from mapl.paper import TABLES
 from mapl.paper.statistics import CellResult
+from mapl.paper.tables import TABLES
 
 HEADER = ("cell", "published", "ours", "all images", "difference", "inside", "control", "gain")
 
 NOTES = """\
-published, ours: mean ± standard deviation over clients, with the paper's 15 test images a class; all images: the same
-models with every test image of each client's classes; in brackets, 95 % interval over seeds. difference: ours less
-published. inside: whether the published value lies in our interval. control: the same run without letters; gain: ours
-less control, with its 95 % interval over seeds, or where it says so over the clients of one seed."""
+published, ours: mean ± standard deviation over clients, on the paper's 15 test images per class. all images: the same
+models on every test image of each client's classes. In brackets: 95 % interval over seeds. difference: ours minus
+published. inside: whether the published value lies in our interval. control: the same run without letters. gain: ours
+minus control, with its 95 % interval over seeds or, where it says so, over the clients of one seed."""
 
 
-def printed(table: str, found: Sequence[CellResult], scale: str) -> Iterator[str]:
-    """Lines of text: one a cell, in columns."""
+def printed(table: str, results: Sequence[CellResult], scale: str) -> Iterator[str]:
+    """Lines of text, in columns: one per cell."""
     yield ""
     yield f"{table}: {TABLES[table].title}"
     if scale:
         yield f"NOT THE PAPER'S PROTOCOL: {scale}. These numbers only show that everything works at that scale."
-    if not found:
+    if not results:
         yield "no cell has been run yet"
         return
-    lines = [HEADER, *(_texts(result) for result in found)]
+    lines = [HEADER, *(_texts(result) for result in results)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
     for line in lines:
         yield "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
@@ -37,11 +37,11 @@ def printed(table: str, found: Sequence[CellResult], scale: str) -> Iterator[str
 
 
 def _texts(result: CellResult) -> tuple[str, ...]:
-    cell, seeds = result.cell, len(result.rows)
+    cell, seeds = result.cell, len(result.runs)
     inside = result.published_inside
     return (
         "/".join(cell.parts[1:]),
-        f"{100 * result.published:.1f} ± {100 * result.published_std:.1f}",
+        f"{100 * result.published:.1f} ± {100 * result.cell.std:.1f}",
         f"{100 * result.accuracy.mean:.1f} ± {100 * result.spread:.1f}{_interval(result.accuracy)}",
         "" if result.all_images is None else f"{100 * result.all_images.mean:.1f}{_interval(result.all_images)}",
         f"{100 * result.difference:+.1f}",
@@ -62,9 +62,9 @@ def _gain(result: CellResult) -> str:
     return result.gain.text(sign="+") + over
 
 
-def as_json_lines(found: Sequence[CellResult], scale: str) -> Iterator[str]:
-    """One line of JSON a cell."""
-    for result in found:
+def as_json_lines(results: Sequence[CellResult], scale: str) -> Iterator[str]:
+    """One line of JSON per cell."""
+    for result in results:
         yield json.dumps({"event": "cell", "scale": scale, **_values(result)})
 
 
@@ -72,7 +72,7 @@ def _values(result: CellResult) -> dict[str, Any]:
     return {
         "cell": result.cell.name,
         "published": result.published,
-        "published_std": result.published_std,
+        "published_std": result.cell.std,
         "accuracy": asdict(result.accuracy),
         "std": result.spread,
         "all_images": result.all_images and asdict(result.all_images),

@@ -8,22 +8,24 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mapl.cli.progress import Interrupt
-from mapl.cli.runs import JsonOption, SetOption
 from mapl.errors import MaplError
-from mapl.paper import TABLES, cells, complexity
-from mapl.paper.carry_out import Moment, Watcher, carry_out, opened
-from mapl.paper.cell_table import as_json_lines, printed
-from mapl.paper.cost import Rates, duration, measure
-from mapl.paper.plan import Work, chosen, names, plan
-from mapl.paper.scale import Protocol
-from mapl.paper.statistics import CellResult, filled, results
-from mapl.paper.store import Store
+from mapl.paper.tables import TABLES, cells
+from mapl.terminal.interrupt import STOPPED, Interrupt
+from mapl.terminal.messages import duration, warn
+from mapl.terminal.options import JsonOption, SetOption
+from mapl.terminal.progress import progress
+
+if TYPE_CHECKING:
+    # What is slow to import is imported where it is used: `mapl --help` imports this module.
+    from mapl.paper.carry_out import Moment, Watcher
+    from mapl.paper.plan import Work
+    from mapl.paper.protocol import Protocol
+    from mapl.paper.statistics import CellResult
+    from mapl.paper.store import Store
 
 Words = Annotated[
     list[str] | None,
@@ -59,6 +61,12 @@ def reproduce_command(
     [bold]mapl reproduce res_hetero --rows 1 --columns CIFAR10 --seeds 3[/bold] is one column of a scenario;
     what was stopped goes on with the same command; [bold]mapl reproduce --page[/bold] writes the page of what there is.
     """
+    from mapl.paper import complexity
+    from mapl.paper.carry_out import opened
+    from mapl.paper.plan import plan
+    from mapl.paper.protocol import Protocol
+    from mapl.paper.store import Store
+
     if table is None:
         _listing(out, as_json)
         if page:
@@ -86,7 +94,7 @@ def reproduce_command(
     if not whole:
         print("stopped and saved; the same command goes on from here", file=sys.stderr)
         if time.monotonic() < end:
-            sys.exit(130)
+            sys.exit(STOPPED)
 
 
 def _write_page(store: Store) -> None:
@@ -102,6 +110,10 @@ def _words(given: Sequence[str] | None) -> list[str]:
 
 def _listing(out: Path, as_json: bool) -> None:
     """What can be reproduced, and how much of it has been."""
+    from mapl.paper.plan import names
+    from mapl.paper.statistics import filled
+    from mapl.paper.store import Store
+
     done = filled(Store(out))
     total = {name: sum(cell.table == name for cell in cells()) for name in TABLES}
     for name, title in names().items():
@@ -116,14 +128,16 @@ def _listing(out: Path, as_json: bool) -> None:
 
 def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool = False) -> None:
     """How many runs there are, how many are done, and how long the rest takes."""
+    from mapl.paper.cost import Rates, measure
+
     left = [work for work in works if work.key not in store]
-    rates = Rates.of(store.rows.values(), left[0].recipe) if left else Rates()
+    rates = Rates.of(store.runs.values(), left[0].recipe) if left else Rates()
     if left and measured and not rates.known:
         print("measuring two rounds of the first run, of which nothing is saved", file=sys.stderr, flush=True)
         try:
             rates = measure(left[0].recipe)
         except MaplError as error:  # data that is not here yet: the plan is as good without
-            _warn(str(error))
+            warn(str(error))
     seconds = sum(rates.estimate(work.recipe) for work in left) if rates.known else None
     if as_json:
         event = {"event": "plan", "runs": len(works), "done": len(works) - len(left), "seconds": seconds}
@@ -138,43 +152,23 @@ def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool
 
 def _carry_out(works: Sequence[Work], store: Store, end: float, as_json: bool) -> bool:
     """All runs, or as many as end in time and before Ctrl-C; whether that was all."""
+    from mapl.paper.carry_out import carry_out
+
     with Interrupt() as interrupt, _watching(as_json) as watch:
-        return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=_warn)
+        return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=warn)
 
 
 @contextmanager
 def _watching(as_json: bool) -> Iterator[Watcher]:
     if as_json:
         yield _json_line
-    elif sys.stdout.isatty():
-        text = TextColumn("{task.description}")
-        with Progress(text, BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")) as bar:
-            task = bar.add_task("setting up", total=None, left="")
-            yield lambda m: bar.update(
-                task, description=_where(m), total=m.work.recipe.rounds, completed=m.round, left=_left(m)
-            )
-    else:
-        yield _PlainLines()
-
-
-class _PlainLines:
-    """A line when the time is first known, and then one every half minute."""
-
-    def __init__(self) -> None:
-        self.said = float("-inf")
-
-    def __call__(self, moment: Moment) -> None:
-        if moment.left is not None and time.monotonic() - self.said >= 30:
-            self.said = time.monotonic()
-            print(f"{_where(moment)}, round {moment.round}, {_left(moment)}", file=sys.stderr, flush=True)
+        return
+    with progress(every=30) as show:
+        yield lambda moment: show(moment.round, moment.work.recipe.rounds, _where(moment), moment.left)
 
 
 def _where(moment: Moment) -> str:
-    return f"run {moment.number} of {moment.total}: {moment.work.title()}"
-
-
-def _left(moment: Moment) -> str:
-    return "" if moment.left is None else f"about {duration(moment.left)} left"
+    return f"run {moment.number} of {moment.total}: {moment.work.title()}, round {moment.round}"
 
 
 def _json_line(moment: Moment) -> None:
@@ -186,6 +180,10 @@ def _json_line(moment: Moment) -> None:
 def _show(
     table: str, store: Store, protocol: Protocol, rows: Sequence[str], columns: Sequence[str], as_json: bool
 ) -> None:
+    from mapl.paper.cell_table import as_json_lines, printed
+    from mapl.paper.plan import chosen
+    from mapl.paper.statistics import filled, results
+
     asked = {cell.name for cell in chosen(table, protocol, rows, columns)}
     found: list[CellResult] = [r for r in results(table, store, protocol.label, protocol.form) if r.cell.name in asked]
     for line in as_json_lines(found, protocol.label) if as_json else printed(table, found, protocol.label):
@@ -195,7 +193,3 @@ def _show(
         print(
             f"{done[table]} of {sum(c.table == table for c in cells())} cells of {table} are filled in {store.folder}"
         )
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)

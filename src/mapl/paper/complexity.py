@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mapl.data.dataset import Dataset, Images
 from mapl.methods._mixing import flatten
-from mapl.network import Inbox, Letter, Post
-from mapl.paper import BACKBONES, METHODS, PROTOCOL
+from mapl.network import Inbox, Mail, MemoryPost
+from mapl.paper.tables import BACKBONES, METHODS, PROTOCOL
 from mapl.recipe import Recipe, Tree, merge
-from mapl.runs.exchange import exchange
+from mapl.runs.exchange import look_around
 from mapl.runs.files import write_aside
 from mapl.runs.part import Part, build_part
+from mapl.runs.round import exchange
 
 CLIENTS = 4
 CLASSES = 10
@@ -152,29 +152,30 @@ def _recipe(name: str) -> Recipe:
 def _letters(part: Part, t: int) -> Sent:
     """A round without its training: letters are written, carried, counted and read."""
     before = part.ledger.messages, part.ledger.bytes
-    post = _Scales(part)
-    part.method.absorb_all(t, exchange(part.method, part.clients, part.server, part.topology, post, t))
+    part.transport = scales = _Scales()
+    look_around(part.method, part.clients, part.server, part.topology, t)
+    exchange(part, t)
     messages, size = part.ledger.messages - before[0], part.ledger.bytes - before[1]
-    return Sent(messages, size, post.numbers, post.counts)
+    return Sent(messages, size, scales.numbers, scales.counts)
 
 
-class _Scales(Post):
+class _Scales(MemoryPost):
     """A post that also counts the numbers in what it carries."""
 
-    def __init__(self, part: Part):
-        super().__init__(part.ledger)
+    def __init__(self) -> None:
+        super().__init__()
         self.numbers = self.counts = 0
 
-    def deliver(
-        self, letters: Mapping[int, Letter], requests: Mapping[int, Tensor], *, same_round: bool = False
-    ) -> dict[int, Inbox]:
-        for sender in (i for asked in requests.values() for i in asked.tolist()):
-            for tensor in letters[sender].tensors.values():
-                if tensor.is_floating_point():
-                    self.numbers += tensor.numel()
-                else:
-                    self.counts += tensor.numel()
-        return super().deliver(letters, requests, same_round=same_round)
+    def exchange(self, mail: Mail) -> dict[int, Inbox]:
+        for reader, asked in mail.requests.items():
+            for sender in asked.tolist():
+                letter = mail.personal.get(reader) or mail.letters.get(sender)
+                for tensor in letter.tensors.values() if letter else ():
+                    if tensor.is_floating_point():
+                        self.numbers += tensor.numel()
+                    else:
+                        self.counts += tensor.numel()
+        return super().exchange(mail)
 
 
 def _sizes(part: Part) -> dict[str, int]:
@@ -186,7 +187,7 @@ def _sizes(part: Part) -> dict[str, int]:
         **_network(len(part.clients)),
         "θ": flatten(first.model.backbone).numel(),
         "φ": head.weight.numel() + head.bias.numel(),
-        "d_p": first.model.prototypes.shape[1],
+        "d_p": part.recipe.model.projection,
         "K": head.out_features,
     }
 

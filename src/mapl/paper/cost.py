@@ -10,7 +10,7 @@ from statistics import fmean
 import mapl.methods
 from mapl.data.partition import cluster_classes
 from mapl.paper.machine import device_name, precision
-from mapl.paper.store import Row
+from mapl.paper.store import StoredRun
 from mapl.plugins import find
 from mapl.recipe import Recipe
 from mapl.runs.part import build_part
@@ -49,12 +49,12 @@ class Rates:
     """What the run that is under way has shown, until it is over: its kind, seconds for an image and of setting up."""
 
     @staticmethod
-    def of(rows: Iterable[Row], here: Recipe) -> Rates:
+    def of(rows: Iterable[StoredRun], here: Recipe) -> Rates:
         """From the finished runs of a store that were made on a machine like this."""
         rates, device, exact = Rates(), device_name(here), precision(here)
         for row in rows:
             if row.device == device and row.precision == exact:
-                rates.learn(row.made, row.seconds / row.rounds, row.setup_seconds)
+                rates.learn(row.parsed_recipe, row.seconds / row.rounds, row.setup_seconds)
         return rates
 
     def learn(self, recipe: Recipe, seconds_a_round: float, setup: float) -> None:
@@ -96,11 +96,3 @@ def measure(recipe: Recipe, rounds: int = 2) -> Rates:
     rates = Rates()
     rates.learn(recipe, seconds, setup)
     return rates
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

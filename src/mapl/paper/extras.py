@@ -1,6 +1,6 @@
-"""What a figure needs of a finished run beyond its history: heads, images of each class, embeddings in the plane.
+"""What figures need of a run's models: similarity of heads, images per class, embeddings in the plane.
 
-Rounded, because it is kept in the results store for good, a line a run.
+Rounded, because the results store keeps it for good, one line per run.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ Extra = Literal["heads", "distribution", "embedding"]
 
 
 def extras(part: Part, record: Record, which: Iterable[Extra]) -> dict[str, Any]:
-    """What goes into a row's `extra`, by name: of a run's record and its part after the last round, or a restored one.
-
-    The record says after which round that was.
-    """
-    made: dict[str, Any] = {name: MAKERS[name](part) for name in which}
-    return {**made, "rounds": len(record.rounds)} if made else {}
+    """`StoredRun.extra` of a run, from its part after the last round. The record says which round that was."""
+    values: dict[str, Any] = {name: MAKERS[name](part) for name in which}
+    return {**values, "rounds": len(record.rounds)} if values else {}
 
 
 def heads(part: Part) -> dict[str, Any]:
-    """How alike the heads of every two clients are (M, M): as the graph's own form has it, and class by class.
+    """Similarity of the heads of all pairs of clients (M, M): in the form of the run's graph, and class by class.
 
-    The released form is the second; a run of that form has them twice.
+    Class by class is the released form; a run of that form has the same matrix twice.
     """
     form: Form = getattr(getattr(part.recipe.method, "graph", None), "form", "released")
     stack = torch.stack([client.model.head.weight.detach().cpu() for client in part.clients])
@@ -44,7 +41,7 @@ def _all_pairs(heads: Tensor, form: Form) -> list[list[float]]:
 
 
 def distribution(part: Part) -> list[list[int]]:
-    """Training images of each class, a row a client."""
+    """Training images per class, one row per client."""
     classes = part.clients[0].model.head.out_features
     return [client.train.counts(classes) for client in part.clients]
 
@@ -53,8 +50,8 @@ def distribution(part: Part) -> list[list[int]]:
 def embedding(part: Part) -> dict[str, Any]:
     """Test images in the plane, twice: their embeddings z, and their projections p together with the prototypes ξ.
 
-    Prototypes are compared with projections, never with embeddings, so that the second is the only plane where they
-    have a place. Directions alone matter there, as in the loss.
+    The loss compares prototypes with projections, never with embeddings, and by direction alone. So does the second
+    plane.
     """
     vectors, labels, owners = sample(part)
     projections = torch.cat([_project(part, i, vectors[owners == i]) for i in range(len(part.clients))])
@@ -81,13 +78,13 @@ def _project(part: Part, client: int, embeddings: Tensor) -> Tensor:
     model = part.clients[client].model
     training = model.training
     model.eval()
-    made = model.project(embeddings.to(model.prototypes.device)).cpu()
+    projections = model.project(embeddings.to(model.prototypes.device)).cpu()
     model.train(training)
-    return made
+    return projections
 
 
 def _rounded(values: Tensor, digits: int) -> list[float]:
-    # + 0.0, because −0.0 and 0.0 would be two spellings of one number.
+    # + 0.0 turns −0.0 into 0.0.
     return [round(value, digits) + 0.0 for value in values.tolist()]
 
 

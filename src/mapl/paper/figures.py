@@ -1,4 +1,4 @@
-"""What each figure of the paper needs to be run, as data, and what a run has to hand over for it to be drawn."""
+"""Which runs each figure of the paper needs, and what has to be kept of them."""
 
 from __future__ import annotations
 
@@ -7,45 +7,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from mapl.paper import cells, find_cell
-from mapl.paper.extras import Extra, extras
-from mapl.paper.scale import FORMS
-from mapl.paper.store import Row, Store
+from mapl.paper.extras import Extra
+from mapl.paper.protocol import FORMS
+from mapl.paper.store import Store, StoredRun
+from mapl.paper.tables import cells, find_cell
 from mapl.recipe import Recipe, Tree, compose, merge
 
-__all__ = ["FIGURES", "Extra", "Figure", "FigureWork", "Needs", "extras", "identity", "needs"]
-
 GRAPH_ROUNDS = (0, 49, 99, 100, 109, 199)
-"""Whose W is kept beside the last, counted from 0 as the history does: the first; the paper's T = 50; the last of the
-warm-up; after one and after ten rounds that learned; the paper's T = 200."""
+"""Rounds, counted from 0, whose W is kept beside the last: the first, the paper's T = 50, the last of the warm-up, one
+and ten rounds after it, and the paper's T = 200."""
 EARLY = 50
-"""Rounds of the run whose embeddings are the early ones: the paper's T = 50."""
+"""Rounds of the run that shows early embeddings: the paper's T = 50."""
 
 
 @dataclass(frozen=True)
 class FigureWork:
-    """One run that a figure reads."""
+    """One run that a figure needs."""
 
     figure: str
     name: str
     """Its name within the figure."""
     tree: Tree
-    """The whole of what it sets in a recipe."""
+    """All that it sets in a recipe."""
     weights_at: tuple[int, ...] = ()
-    """Rounds, counted from 0, at whose end W is kept; the last one always is."""
+    """Rounds, counted from 0, whose W is kept. That of the last always is."""
     extra: tuple[Extra, ...] = ()
 
     @property
     def recipe(self) -> Recipe:
         return compose((f"figure {self.figure}", self.tree))[0]
 
-    def row(self, store: Store) -> Row | None:
-        """Its row, whatever table or figure it was run for; of several forms the first of `FORMS`."""
+    def run_in(self, store: Store) -> StoredRun | None:
+        """Its run, whatever table or figure it was run for; of several forms the first of `FORMS`."""
         recipe = self.recipe
         same = identity(recipe)
-        alike = (r for r in store.rows.values() if r.seed == recipe.seed and len(r.clusters) == recipe.clients)
-        found = [row for row in alike if identity(row.made) == same]
-        return min(found, key=lambda row: (_rank(row.form), row.date), default=None)
+        alike = (r for r in store.runs.values() if r.seed == recipe.seed and len(r.clusters) == recipe.clients)
+        matching = [run for run in alike if identity(run.parsed_recipe) == same]
+        return min(matching, key=lambda run: (_rank(run.form), run.date), default=None)
 
 
 def _rank(form: str | None) -> int:
@@ -54,13 +52,13 @@ def _rank(form: str | None) -> int:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper, or its table of communication, which is no table of accuracies."""
+    """A figure of the paper, or its table of communication complexity."""
 
     title: str
     make: Callable[[int], list[FigureWork]]
 
     def works(self, seed: int = 0) -> list[FigureWork]:
-        """The runs that it reads; none where it is made without training."""
+        """The runs that it needs; none if it is made without training."""
         return self.make(seed)
 
 
@@ -80,8 +78,8 @@ def _class_sim(seed: int) -> list[FigureWork]:
 
 
 def _col_graph(seed: int) -> list[FigureWork]:
-    """Ten clients, disjoint classes and classes 4 and 5 in both clusters; and the same runs as they are at T = 50."""
-    made = []
+    """Ten clients; disjoint classes, or classes 4 and 5 in both clusters; after 400 rounds and after 50."""
+    works = []
     for scenario in (1, 2):
         cell = find_cell(f"var1/scenario={scenario}/clients=10/MAPL")
         over: Tree = {"partition": {"overlap": 2}} if scenario == 2 else {}
@@ -89,12 +87,12 @@ def _col_graph(seed: int) -> list[FigureWork]:
             name = f"scenario={scenario}" if rounds == 400 else f"scenario={scenario}/rounds={rounds}"
             tree = _named(cell.tree(seed=seed), merge(over, {"rounds": rounds}), "col_graph", name, seed)
             wanted = tuple(t for t in GRAPH_ROUNDS if t < rounds)
-            made.append(FigureWork("col_graph", name, tree, wanted, ("distribution", "embedding")))
-    return made
+            works.append(FigureWork("col_graph", name, tree, wanted, ("distribution", "embedding")))
+    return works
 
 
 def _conv(seed: int) -> list[FigureWork]:
-    """The cells of res_hetero themselves: the figure reads the curves of their rows."""
+    """The cells of res_hetero themselves: the figure shows their curves."""
     wanted = [c for c in cells() if c.table == "res_hetero" and c.setting["dataset"] == "CIFAR10"]
     return [
         FigureWork("conv", cell.name, cell.tree(seed=seed), GRAPH_ROUNDS if cell.method == "MAPL" else ())
@@ -119,27 +117,27 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Needs:
-    """What all figures together want of one run, whichever table or figure it is run for."""
+    """What all figures together need of one run."""
 
     weights_at: tuple[int, ...]
     extra: tuple[Extra, ...]
 
 
 def needs(recipe: Recipe) -> Needs:
-    """What the row of this run has to hold so that no figure has to run it again.
+    """What has to be kept of this run so that no figure has to run it again.
 
-    The same run stands in tables and in figures, and the store keeps one row of it.
+    Tables and figures share runs, and the store keeps each run once.
     """
-    found = _needs(recipe.seed).get(identity(recipe), Needs((), ()))
+    needed = _needs(recipe.seed).get(identity(recipe), Needs((), ()))
     learns = getattr(recipe.method, "learn_graph", False) and recipe.network.topology.name != "none"
-    rounds = set(found.weights_at) | ({t for t in GRAPH_ROUNDS if t < recipe.rounds} if learns else set())
-    return Needs(tuple(sorted(rounds)), found.extra)
+    rounds = set(needed.weights_at) | ({t for t in GRAPH_ROUNDS if t < recipe.rounds} if learns else set())
+    return Needs(tuple(sorted(rounds)), needed.extra)
 
 
 def identity(recipe: Recipe) -> str:
-    """What two runs share that make the same picture: all that is trained, but not MAPL's form, nor when it is tested.
+    """Equal for runs that make the same picture: the same training, apart from MAPL's form and from when it is tested.
 
-    Coarser than `store.key_of`, because a figure may be drawn from a run that was tested less often.
+    Coarser than `store.key_of`: a figure may be drawn from a run that was tested less often.
     """
     tree = recipe.model_dump(
         mode="json", exclude={"name": True, "checkpoint": True, "engine": True, "evaluate": True, "data": {"folder"}}

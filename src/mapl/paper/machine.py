@@ -1,4 +1,4 @@
-"""The machine that a run is made on, in words, for the record and to know which measured times hold here."""
+"""The machine of a run, in words: for the record, and to know which measured times apply here."""
 
 from __future__ import annotations
 

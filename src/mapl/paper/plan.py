@@ -1,4 +1,4 @@
-"""What to run for a table or a figure: its cells, the control arm of each, seed by seed, every run once."""
+"""What to run for a table or figure: its cells and their controls, seed by seed, each run once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cached_property
 
 from mapl.analysis.control import control_of, is_control
 from mapl.errors import MaplError, unknown
-from mapl.paper import TABLES, Cell, table
 from mapl.paper.extras import Extra
 from mapl.paper.figures import FIGURES
-from mapl.paper.scale import Protocol
+from mapl.paper.protocol import Protocol
 from mapl.paper.store import key_of
+from mapl.paper.tables import TABLES, Cell, table
 from mapl.recipe import Recipe
 
 
@@ -23,13 +23,13 @@ class Work:
     table: str
     """The table or figure."""
     cell: str
-    """The cell's name, or the figure's own name for it."""
+    """The name of the cell, or the figure's name for the run."""
     control: bool
     scale: str
-    """What differs from the paper's protocol; empty where nothing does."""
+    """What differs from the paper's protocol; empty if nothing does."""
     recipe: Recipe
     extra: tuple[Extra, ...] = ()
-    """What a figure wants of its models after the last round."""
+    """What a figure needs of its models after the last round."""
 
     @cached_property
     def key(self) -> str:
@@ -40,15 +40,15 @@ class Work:
 
 
 def names() -> dict[str, str]:
-    """What can be reproduced, and what it is."""
-    titles = {name: made.title for name, made in TABLES.items()}
+    """What can be reproduced, and its title."""
+    titles = {name: table.title for name, table in TABLES.items()}
     return titles | {name: figure.title for name, figure in FIGURES.items()}
 
 
 def plan(
     name: str, protocol: Protocol, seeds: int = 1, rows: Sequence[str] = (), columns: Sequence[str] = ()
 ) -> list[Work]:
-    """The runs of a table or a figure, each once: seed by seed, in the paper's order, a control after its cell."""
+    """The runs of a table or figure: seed by seed, in the paper's order, each control after its cell."""
     if name not in names():
         raise unknown("table or figure of the paper", name, names())
     if name not in TABLES and (rows or columns):
@@ -79,14 +79,14 @@ def _figure(name: str, protocol: Protocol, seed: int) -> Iterator[Work]:
 
 
 def chosen(name: str, protocol: Protocol, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> list[Cell]:
-    """The cells that were asked for: in any of the rows, and, axis by axis, in any of the columns."""
+    """The cells asked for: in any of the rows and, axis by axis, in any of the columns."""
     cells = [cell for cell in table(name) if protocol.covers(cell)]
     for option, texts in (("--rows", rows), ("--columns", columns)):
         _check(option, texts, cells)
-    found = [cell for cell in cells if _in_rows(cell, rows) and _in_columns(cell, columns, cells)]
-    if not found:
+    selected = [cell for cell in cells if _in_rows(cell, rows) and _in_columns(cell, columns, cells)]
+    if not selected:
         raise MaplError(f"no cell of {name} is in these rows and columns; its cells are {_listed(cells)}")
-    return found
+    return selected
 
 
 def _check(option: str, texts: Iterable[str], cells: Sequence[Cell]) -> None:
@@ -96,7 +96,7 @@ def _check(option: str, texts: Iterable[str], cells: Sequence[Cell]) -> None:
 
 
 def _matches(text: str, part: str) -> bool:
-    """Whether a word of the command line means this part of a cell's name; a number alone is a scenario's."""
+    """Whether a word of the command line means this part of a cell's name. A bare number is a scenario."""
     text = f"scenario={text}" if text.isdecimal() else text
     return text.lower() == part.lower()
 

@@ -1,7 +1,6 @@
-"""The results store: one JSON-lines file a table, append-only, a line a finished run.
+"""The results store: one append-only JSON-lines file per table, one line per finished run.
 
-A row says all that a table or a figure needs, so that neither reads the folder of a run, which may be gone or
-elsewhere.
+A line has all that tables and figures need, so the folder of the run can go.
 """
 
 from __future__ import annotations
@@ -21,23 +20,25 @@ from torch import Tensor
 from mapl.analysis.control import control_of, is_control
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, Tree, validated
-from mapl.runs.history import sparse_row, write_row
+
+NO_SHARE = -1.0
+"""What a line has for a share that does not exist."""
 
 
 @dataclass(frozen=True)
-class Row:
+class StoredRun:
     """One finished run."""
 
     key: str
-    """What was run: recipes that are the same run have the same key (`key_of`)."""
+    """Recipes that are the same run have the same key (`key_of`)."""
     table: str
-    """The table or figure that it was run for. Others may read it, too."""
+    """The table or figure that it was run for. Others may use it, too."""
     cell: str
-    """The cell's name, or the figure's own name for it."""
+    """The name of the cell, or the figure's name for the run."""
     control: bool
-    """Whether it is the cell's twin without letters."""
+    """Whether it is the cell's control: the same run without letters."""
     scale: str
-    """Empty for the paper's protocol; else the name of what shrank it."""
+    """What differs from the paper's protocol; empty if nothing does."""
     seed: int
     rounds: int
     form: str | None
@@ -45,9 +46,9 @@ class Row:
     recipe: Tree
     """The whole recipe."""
     accuracy: list[float]
-    """By client at the last test, with the test images of the recipe (the paper's: 15 a class)."""
+    """By client at the last test, on the recipe's test images (the paper's: 15 per class)."""
     all_images: list[float] | None
-    """The same models with all test images of each client's classes."""
+    """The same models on all test images of each client's classes."""
     clusters: list[int]
     """The true cluster of each client."""
     classes: list[list[int]]
@@ -59,10 +60,9 @@ class Row:
     bytes: int
     curve: dict[str, list[float]]
     """By tested round: `round`, `accuracy` and `all_images` (means over clients), `messages` and `bytes` so far,
-    `edges` (weights to others above 0), `inside` (share of the weight given to others that stays in true clusters; −1:
-    none)."""
+    `edges` (weights to others above 0), `inside` (as `inside_curve`, with `NO_SHARE` for None)."""
     weights: dict[str, list[dict[str, list[Any]]]]
-    """W at chosen rounds, the last one always: round → a sparse row a client."""
+    """W at some rounds, always including the last: round → one sparse row per client. Empty if nobody ever mixed."""
     seconds: float
     """All rounds, tests and checkpoints included."""
     setup_seconds: float
@@ -71,19 +71,25 @@ class Row:
     versions: dict[str, str]
     date: str
     extra: dict[str, Any] = field(default_factory=dict)
-    """What a figure needs beyond that."""
+    """What figures need of its models."""
 
     @cached_property
-    def made(self) -> Recipe:
-        """The recipe as it was run."""
-        return validated(self.recipe, f"row {self.cell} of the store")
+    def parsed_recipe(self) -> Recipe:
+        return validated(self.recipe, f"run {self.cell} of the store")
+
+    @property
+    def inside_curve(self) -> list[float | None]:
+        """By tested round: share of the weight given to others that stays inside the true clusters."""
+        return [None if share == NO_SHARE else share for share in self.curve.get("inside", ())]
 
     def matrix(self, round: int | None = None) -> Tensor:
-        """W (M, M) at a stored round; the last one unless it is named."""
-        rows = self.weights[str(round)] if round is not None else self.weights[max(self.weights, key=int)]
-        matrix = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-        for client, row in enumerate(rows):
-            write_row(matrix, client, row)
+        """W (M, M) at a stored round, by default the last."""
+        matrix = torch.eye(len(self.clusters), dtype=torch.float64)
+        if round is None:
+            round = max(map(int, self.weights), default=None)
+        for client, row in enumerate(self.weights[str(round)] if round is not None else ()):
+            matrix[client] = 0
+            matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=matrix.dtype)
         return matrix
 
     def line(self) -> str:
@@ -91,9 +97,9 @@ class Row:
 
 
 def key_of(recipe: Recipe) -> str:
-    """What tells runs apart: the recipe's fingerprint and its length, however often it is tested on the way.
+    """The recipe's fingerprint and its length. How often a run is tested does not matter.
 
-    Where no letters are written, all networks are the same, and so are settings that only letters have to do with.
+    Without letters all networks are the same, and so are settings that only concern letters.
     """
     plain = control_of(recipe) if is_control(recipe) else recipe
     tested = {"evaluate": recipe.evaluate.model_copy(update={"every": 1})}
@@ -101,60 +107,63 @@ def key_of(recipe: Recipe) -> str:
 
 
 def sparse(weights: Tensor) -> list[dict[str, list[Any]]]:
-    """W (M, M) as sparse rows, its weights to six digits."""
-    rows = [sparse_row(row) for row in weights]
-    return [{"to": row["to"], "weights": [round(w, 6) for w in row["weights"]]} for row in rows]
+    """W (M, M) as sparse rows, weights to six digits."""
+    rows = []
+    for row in weights:
+        to = torch.nonzero(row).flatten()
+        rows.append({"to": to.tolist(), "weights": [round(w, 6) for w in row[to].tolist()]})
+    return rows
 
 
 class Store:
-    """The rows of a folder, by key. A run that stands in several tables is kept once, with the table it was run for."""
+    """The runs of a folder, by key. A run that several tables use is kept once, under the table it was run for."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.rows: dict[str, Row] = {}
+        self.runs: dict[str, StoredRun] = {}
         for path in sorted(folder.glob("*.jsonl")):
-            for row in _read(path):
+            for run in _read(path):
                 try:
-                    self.rows.setdefault(_key_today(row), row)
-                except MaplError as error:  # of a setting or a method that is no more
-                    warnings.warn(f"results store {str(path)!r}: {row.cell} is left out ({error})", stacklevel=2)
+                    self.runs.setdefault(_key_today(run), run)
+                except MaplError as error:  # a setting or method that no longer exists
+                    warnings.warn(f"results store {str(path)!r}: {run.cell} is left out ({error})", stacklevel=2)
 
     def __contains__(self, key: str) -> bool:
-        return key in self.rows
+        return key in self.runs
 
-    def get(self, key: str) -> Row | None:
-        return self.rows.get(key)
+    def get(self, key: str) -> StoredRun | None:
+        return self.runs.get(key)
 
-    def add(self, row: Row) -> None:
-        """Append a row to its table's file; it is on the disk when this returns."""
+    def add(self, run: StoredRun) -> None:
+        """Append a run to its table's file. It is on disk when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{row.table}.jsonl"
+        path = self.folder / f"{run.table}.jsonl"
         _drop_torn_line(path)
         with path.open("ab") as file:
-            file.write(row.line().encode())
+            file.write(run.line().encode())
             file.flush()
             os.fsync(file.fileno())
-        self.rows[_key_today(row)] = row
+        self.runs[_key_today(run)] = run
 
 
-def _key_today(row: Row) -> str:
-    """The key that its recipe has by now: a setting that was added since has its default, which is how it was run."""
-    return key_of(row.made)
+def _key_today(run: StoredRun) -> str:
+    """The key by today's recipe: a setting added since then has its default, which is how the run was made."""
+    return key_of(run.parsed_recipe)
 
 
-def _read(path: Path) -> Iterator[Row]:
-    """The rows of a file; a last line that was cut off (a crash) is left out."""
-    known = {f.name for f in fields(Row)}
+def _read(path: Path) -> Iterator[StoredRun]:
+    """The runs of a file, without a last line that a crash cut off."""
+    known = {f.name for f in fields(StoredRun)}
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             values = json.loads(line)
-            yield Row(**{k: v for k, v in values.items() if k in known})
+            yield StoredRun(**{k: v for k, v in values.items() if k in known})
         except (ValueError, TypeError, AttributeError) as error:
-            raise MaplError(f"results store {str(path)!r}, line {number}, is no row: {error}") from error
+            raise MaplError(f"results store {str(path)!r}, line {number}, is not a run: {error}") from error
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut off what a crash left after the last whole line."""
+    """Remove what a crash left after the last whole line."""
     if not path.exists():
         return
     data = path.read_bytes()

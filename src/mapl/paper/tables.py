@@ -1,7 +1,7 @@
-"""The paper's tables as data. A row of `published.csv` is a cell: one number of one table.
+"""The paper's tables as data. Each line of `published.csv` is a cell: one number of one table.
 
-`mapl show paper:res_hetero/scenario=1/CIFAR10/MAPL` is the recipe of such a cell. docs/tables.md says what was decided
-where the paper leaves its training open.
+`mapl show paper:res_hetero/scenario=1/CIFAR10/MAPL` prints the recipe of a cell. docs/tables.md says what was decided
+where the paper leaves the training open.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mapl.errors import unknown
-from mapl.recipe import Recipe, Tree, assignment, compose, merge
+
+if TYPE_CHECKING:  # recipes bring torch, and a list of the cells needs neither
+    from mapl.recipe import Recipe, Tree
 
 PREFIX = "paper:"
-"""How a command line says that a recipe is a cell of the paper."""
+"""How the command line names a cell of the paper."""
 
 Value = bool | int | str
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper; `axes` are what tells its cells apart, in the order in which their names have them."""
+    """A table of the paper. `axes` are what its cells differ in, in the order of their names."""
 
     title: str
     axes: tuple[str, ...]
@@ -65,7 +67,7 @@ PROTOCOL: Tree = {
     "network": {"topology": {"name": "full"}},
     "evaluate": {"moment": "trained"},
 }
-"""How every cell is trained and tested: the released program's way, because the published numbers came from it."""
+"""How every cell is trained and tested: as in the released program, which made the published numbers."""
 
 BACKBONES = {
     "heterogeneous": ("resnet18", "shufflenet", "googlenet", "alexnet"),
@@ -73,7 +75,7 @@ BACKBONES = {
 }
 
 RELEASED_GRAPH: Tree = {"form": "released", "confidence": "share"}
-"""Not the default graph, which recovers the clusters better than that of the published numbers (docs/graph.md)."""
+"""Not our default, which recovers the clusters better than the graph of the published numbers (docs/graph.md)."""
 
 MAPL: Tree = {"form": "released", "temperature": 100.0, "warmup": 100, "graph": RELEASED_GRAPH}
 
@@ -87,7 +89,7 @@ METHODS: dict[str, Tree] = {
     "pFedSim": {"name": "pfedsim", "warmup": 200},
     "DFedAvgM": {"name": "dfedavgm"},
     "MAPL": {"name": "mapl", **MAPL},
-    "MAPL w/o CGL": {"name": "mapl", **MAPL},  # the row's own "cgl" says that the graph is not learned
+    "MAPL w/o CGL": {"name": "mapl", **MAPL},  # the cell's own "cgl" says that the graph is not learned
     "MAPL+": {"name": "mapl+", **MAPL},
 }
 """The methods as the tables call them."""
@@ -99,7 +101,7 @@ ENCODER_DATA = {
     "mnist": "fashionmnist",
     "fashionmnist": "mnist",
 }
-"""What FLT's server trains its encoder on: another data set than the clients', of the same kind of image."""
+"""The data set for the encoder of FLT's server: similar images, but not the clients' data set."""
 
 KEYS = {
     "scenario": "partition.scenario",
@@ -110,10 +112,10 @@ KEYS = {
     "confidence": "method.graph.use_confidence",
     "cgl_steps": "method.graph.steps",
 }
-"""Settings of a row that are settings of the recipe."""
+"""Settings of a cell that are settings of the recipe."""
 
 TERMS = {"l_cont": "contrastive", "l_proto": "prototype", "l_uni": "uniformity"}
-"""Settings of a row that are terms of MAPL's loss."""
+"""Settings of a cell that are terms of MAPL's loss."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Cell:
     method: str
     """As the table calls it."""
     setting: Mapping[str, Value] = field(hash=False)
-    """What the row and the column say: scenario, clients, dataset, and what an ablation switches."""
+    """What its row and column say: scenario, clients, dataset, and what an ablation switches."""
     accuracy: float
     """The published mean over clients, as a fraction, like `Record.mean`."""
     std: float
@@ -134,20 +136,22 @@ class Cell:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of its name: the table, then where the cell is along each of the table's axes."""
+        """The parts of its name: the table, then the cell's value on each of the table's axes."""
         return (self.table, *(self._part(axis) for axis in TABLES[self.table].axes))
 
     @property
     def name(self) -> str:
-        """`res_hetero/scenario=1/CIFAR10/MAPL` and its like; no other cell has it."""
+        """Unique, for example `res_hetero/scenario=1/CIFAR10/MAPL`."""
         return "/".join(self.parts)
 
     def tree(self, **overrides: Any) -> Tree:
-        """What the cell sets in a recipe, with `overrides` over it.
+        """What the cell sets in a recipe, and `overrides` on top.
 
-        The run is named after the cell, its seed, and a topology that is not the cell's, so that neither other seeds
-        nor the control arm get into each other's way.
+        The run is named after the cell, its seed, and its topology if that is not the full mesh. So seeds and control
+        arms have folders of their own.
         """
+        from mapl.recipe import assignment, merge
+
         tree = merge(PROTOCOL, {"model": {"backbones": list(BACKBONES[self.models])}, "method": METHODS[self.method]})
         for key, value in self._settings():
             tree = merge(tree, assignment(f"{key}={json.dumps(value)}"))
@@ -157,7 +161,9 @@ class Cell:
         return merge({"name": name, **tree}, overrides)
 
     def recipe(self, **overrides: Any) -> Recipe:
-        """The recipe that should give this number, with `overrides` over it: `cell.recipe(seed=1)`."""
+        """The recipe that should give this number, and `overrides` on top: `cell.recipe(seed=1)`."""
+        from mapl.recipe import compose
+
         return compose((PREFIX + self.name, self.tree(**overrides)))[0]
 
     def text(self) -> str:
@@ -174,23 +180,23 @@ class Cell:
 
     def _settings(self) -> Iterator[tuple[str, Any]]:
         """Dotted keys of the recipe and their values, beyond the method's own."""
-        row, data = self.setting, str(self.setting["dataset"]).lower()
+        setting, data = self.setting, str(self.setting["dataset"]).lower()
         yield "data.name", data
         if self.method == "FLT":
             yield "method.encoder_data", ENCODER_DATA[data]
-        for key, value in row.items():
+        for key, value in setting.items():
             if key in KEYS:
                 yield KEYS[key], value
-        if not row.keys().isdisjoint(TERMS):
-            yield "method.terms", [term for key, term in TERMS.items() if row[key]]
-        if "l1" in row:
-            yield "method.graph.norm", "l1" if row["l1"] else "l2"
-        if row.get("fixed_budget"):
-            yield "network.message_budget", row["communications"]
+        if not setting.keys().isdisjoint(TERMS):
+            yield "method.terms", [term for key, term in TERMS.items() if setting[key]]
+        if "l1" in setting:
+            yield "method.graph.norm", "l1" if setting["l1"] else "l2"
+        if setting.get("fixed_budget"):
+            yield "network.message_budget", setting["communications"]
 
 
 def cells() -> list[Cell]:
-    """All cells of all tables, in the order of the paper's."""
+    """All cells of all tables, in the paper's order."""
     return list(_published())
 
 
@@ -202,7 +208,7 @@ def table(name: str) -> list[Cell]:
 
 
 def find_cell(name: str) -> Cell:
-    """The cell of that name. The error for another lists what can stand at the first part that is wrong."""
+    """The cell of that name. The error for an unknown name lists the choices at its first wrong part."""
     given = tuple(name.split("/"))
     left = table(given[0])
     for depth in range(1, len(left[0].parts) + 1):
@@ -214,14 +220,14 @@ def find_cell(name: str) -> Cell:
 
 
 def listing(name: str | None = None) -> dict[str, str]:
-    """The cells of one table and what the paper prints there; without a name every table's, under its title."""
+    """The cells of one table and the published numbers; without a name, all tables, each after its title."""
     if name is not None:
         return {cell.name: cell.text() for cell in table(name)}
-    return {key: text for each, made in TABLES.items() for key, text in ({each: made.title} | listing(each)).items()}
+    return {key: text for each, tab in TABLES.items() for key, text in ({each: tab.title} | listing(each)).items()}
 
 
 def resolve(text: str, over: Tree | None = None) -> Tree | None:
-    """The tree of the cell that `paper:NAME` names, with `over` over it; None for anything else."""
+    """The tree of the cell that `paper:NAME` names, and `over` on top; None for any other text."""
     if not text.startswith(PREFIX):
         return None
     return find_cell(text.removeprefix(PREFIX)).tree(**(over or {}))
@@ -244,7 +250,7 @@ def _published() -> tuple[Cell, ...]:
 
 
 def _parsed(setting: str) -> dict[str, Value]:
-    """`scenario=1;l_graph=yes;dataset=CIFAR10` as a dictionary of numbers, truth values and strings."""
+    """`scenario=1;l_graph=yes;dataset=CIFAR10` as a dictionary of numbers, booleans and strings."""
     pairs = (item.split("=") for item in setting.split(";"))
     return {key: _value(value) for key, value in pairs}
 

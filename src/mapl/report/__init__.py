@@ -1,5 +1,5 @@
-"""Runs as one self-contained page: words, tables and pictures, all of them made from what the runs wrote down."""
+"""Pages about runs. `write_report` makes one from the folders of runs; any page is a `document.Document`."""
 
-from mapl.report.write import write_report
+from mapl.report.run_report import write_report
 
 __all__ = ["write_report"]

@@ -1,4 +1,4 @@
-"""Pictures with rounds along the x axis: accuracy, the terms of the loss, and what was sent."""
+"""Pictures by round: accuracy, the terms of the loss, and what was sent."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mapl.keys import ALWAYS, NOBODY, key
+from mapl.report.drawing import INK, figure, legend, plain, tidy, whole_rounds
 from mapl.report.lines import Line, accuracy_curve, loss_curve, loss_terms, mebibytes_curve, message_curve
-from mapl.report.style import INK, figure, legend, plain, tidy, whole_rounds
 
 
 def accuracy_figure(lines: Sequence[Line]) -> Figure:
-    """Accuracy by round, an arm a line with its spread over clients; beside it every client at the last test."""
-    made = figure(4.4)
-    by_round, by_client = made.subplots(1, 2, width_ratios=(3, min(3.0, max(1.0, 0.34 * len(lines)))))
+    """Accuracy by round, one line per arm with its spread over clients; beside it, each client at the last test."""
+    drawn = figure(4.4)
+    by_round, by_client = drawn.subplots(1, 2, width_ratios=(3, min(3.0, max(1.0, 0.34 * len(lines)))))
     strength = 0.22 / math.sqrt(len(lines))
     for line in lines:
         curve = accuracy_curve(line)
@@ -37,8 +37,8 @@ def accuracy_figure(lines: Sequence[Line]) -> Figure:
     by_client.tick_params(labelbottom=False, bottom=False)
     by_client.grid(axis="x", visible=False)
     by_client.set_xlim(-0.6, max(line.place for line in lines) + 0.6)
-    legend(made, _handles(lines))
-    return made
+    legend(drawn, _handles(lines))
+    return drawn
 
 
 def _strip(axes: Axes, line: Line) -> None:
@@ -50,16 +50,16 @@ def _strip(axes: Axes, line: Line) -> None:
 
 
 def _mark_warmup(axes: Axes, lines: Sequence[Line]) -> None:
-    """A mark where graph learning starts, if the arms agree on it."""
+    """A mark where graph learning starts, if all arms start in the same round."""
     starts = {start for line in lines if (start := graph_start(line)) is not None}
     if len(starts) == 1:
         axes.axvline(start := starts.pop() + 1, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
         place = axes.get_xaxis_transform()
-        axes.text(start, 0.02, " the graph is learned from here", fontsize=8, color=INK, transform=place)
+        axes.text(start, 0.02, " graph learning starts", fontsize=8, color=INK, transform=place)
 
 
 def graph_start(line: Line) -> int | None:
-    """The first round (from 0) in which the arm's method learns a graph, if it was played and anybody could write."""
+    """The first round (from 0) in which the arm learns a graph; None if it does not, or has not come so far."""
     recipe = line.first.recipe
     start = getattr(recipe.method, "warmup", None)
     learns = getattr(recipe.method, "learn_graph", False) and recipe.network.topology.name != "none"
@@ -67,12 +67,12 @@ def graph_start(line: Line) -> int | None:
 
 
 def loss_figure(lines: Sequence[Line]) -> Figure:
-    """One panel a term of the loss, an arm a line."""
+    """One panel per term of the loss, one line per arm."""
     terms = list(dict.fromkeys(term for line in lines for term in loss_terms(line)))
     columns = min(4, len(terms))
     rows = -(-len(terms) // columns)
-    made = figure(0.5 + 2.5 * rows)
-    panels = made.subplots(rows, columns, squeeze=False).flatten()
+    drawn = figure(0.5 + 2.5 * rows)
+    panels = drawn.subplots(rows, columns, squeeze=False).flatten()
     for panel, term in zip(panels, terms, strict=False):
         for line in lines:
             if term not in loss_terms(line):
@@ -87,8 +87,8 @@ def loss_figure(lines: Sequence[Line]) -> Figure:
         whole_rounds(panel, max(line.length for line in lines), ticks=6)
     for panel in panels[len(terms) :]:
         panel.set_visible(False)
-    legend(made, _handles(lines))
-    return made
+    legend(drawn, _handles(lines))
+    return drawn
 
 
 def term_name(term: str) -> str:
@@ -96,9 +96,9 @@ def term_name(term: str) -> str:
 
 
 def messages_figure(lines: Sequence[Line]) -> Figure:
-    """Messages by round against the full mesh, and MiB sent so far."""
-    made = figure(3.6)
-    messages, sizes = made.subplots(1, 2)
+    """Messages per round, against the full mesh, and MiB sent so far."""
+    drawn = figure(3.6)
+    messages, sizes = drawn.subplots(1, 2)
     for line in lines:
         curve, sent = message_curve(line), mebibytes_curve(line)
         marker = "o" if len(curve.rounds) == 1 else ""
@@ -109,19 +109,19 @@ def messages_figure(lines: Sequence[Line]) -> Figure:
     meshes = sorted({mesh(line) for line in lines})
     for edges in meshes:
         messages.axhline(edges, color=INK, linewidth=1, linestyle="--")
-    tidy(messages, "Messages in a round", "round", "messages")
+    tidy(messages, "Messages per round", "round", "messages")
     tidy(sizes, "Sent so far", "round", "MiB")
     for panel in (messages, sizes):
         whole_rounds(panel, max(line.length for line in lines))
         panel.set_ylim(bottom=0)
     messages.set_ylim(top=1.12 * max(*meshes, messages.get_ylim()[1]))
     full = Line2D([], [], color=INK, linewidth=1, linestyle="--", label="full mesh, M(M − 1)")
-    legend(made, [*_handles(lines), full])
-    return made
+    legend(drawn, [*_handles(lines), full])
+    return drawn
 
 
 def mesh(line: Line) -> int:
-    """Messages of a round in which everybody writes to everybody, M(M − 1)."""
+    """Messages per round when everybody writes to everybody: M(M − 1)."""
     size = len(line.first.clients)
     return size * (size - 1)
 

@@ -1,4 +1,4 @@
-"""The embeddings of a run's test images, made again from its newest checkpoint and laid out in the plane by t-SNE."""
+"""The embeddings of a run's test images, computed from its newest checkpoint and laid out in the plane by t-SNE."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from mapl.analysis.embedding import alignment, in_the_plane, sample
 from mapl.errors import MaplError
 from mapl.recipe import GIVEN_IN_PYTHON
+from mapl.report.drawing import INK, figure, tidy
 from mapl.report.lines import PALETTE
-from mapl.report.style import INK, figure, tidy
 from mapl.runs.history import Record
 from mapl.runs.part import Part
 from mapl.runs.run import restored_part
 
 MARKERS = "o^sDvP*X<>"
-# Paul Tol's "muted" scheme, for more kinds of points than the palette of the lines has.
+# Paul Tol's "muted" scheme, for more kinds of points than the palette of lines has.
 MUTED = ("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE", "#882255", "#44AA99", "#999933", "#AA4499", "#777777")
 
 Ids = NDArray[np.int64]
@@ -37,27 +37,27 @@ class Embedding:
     clients: Ids
     clusters: Ids
     rounds: int
-    """How many rounds the models had seen."""
+    """Rounds that the models were trained for."""
     aligned: float
-    """Of all points, the share whose nearest point at another client, in all d_z dimensions, is of the same class."""
+    """Share of points whose nearest point of another client, in all d_z dimensions, has the same class."""
     by_chance: float
-    """The same for any point at another client."""
+    """The same for any point of another client."""
     kin: float
-    """The share whose nearest point at another client is of the same cluster."""
+    """Share of points whose nearest point of another client is of the same cluster."""
     kin_by_chance: float
 
 
 def embed(record: Record) -> Embedding | str:
-    """The embeddings of a run's newest checkpoint, or a sentence that says why there are none."""
+    """The embeddings of a run's newest checkpoint, or why there are none, in words."""
     if record.recipe.data.name == GIVEN_IN_PYTHON:
         return "its data were given in Python and are not in its folder"
     try:
         part = restored_part(record.folder)
         return "it has no checkpoint" if part is None else _laid_out(part)
-    # A recipe can name code of anybody's; whatever that raises costs the report this one picture, never the page.
+    # A recipe can name anybody's code. Whatever that raises costs the report this picture, never the page.
     except Exception as error:
         reason = error if isinstance(error, MaplError) else f"{type(error).__name__}: {error}"
-        return f"its models could not be made again ({reason})"
+        return f"its models could not be restored ({reason})"
 
 
 def _laid_out(part: Part) -> Embedding | str:
@@ -71,7 +71,7 @@ def _laid_out(part: Part) -> Embedding | str:
         labels=labels.numpy(),
         clients=clients.numpy(),
         clusters=clusters.numpy(),
-        rounds=len(part.rounds),
+        rounds=part.round,
         aligned=aligned,
         by_chance=by_chance,
         kin=kin,
@@ -79,17 +79,17 @@ def _laid_out(part: Part) -> Embedding | str:
     )
 
 
-def embedding_figure(made: Embedding) -> Figure:
-    """The points twice: coloured by class, and coloured by client; the marker is the client's cluster in both."""
+def embedding_figure(embedding: Embedding) -> Figure:
+    """The points twice: coloured by class, and coloured by client. In both, the marker is the client's cluster."""
     drawn = figure(4.7)
     by_class, by_client = drawn.subplots(1, 2)
-    for axes, ids, name in ((by_class, made.labels, "class"), (by_client, made.clients, "client")):
-        _points(axes, made, ids)
+    for axes, ids, name in ((by_class, embedding.labels, "class"), (by_client, embedding.clients, "client")):
+        _points(axes, embedding, ids)
         tidy(axes, f"Coloured by {name}", "t-SNE, first dimension", "t-SNE, second dimension")
         axes.grid(visible=False)
         axes.tick_params(labelbottom=False, labelleft=False, length=0)
         _colour_legend(axes, ids, name)
-    clusters = np.unique(made.clusters)
+    clusters = np.unique(embedding.clusters)
     if len(clusters) <= len(MARKERS):
         shapes = [
             Line2D([], [], color=INK, marker=MARKERS[i], linestyle="", label=f"cluster {c}")
@@ -99,12 +99,12 @@ def embedding_figure(made: Embedding) -> Figure:
     return drawn
 
 
-def _points(axes: Axes, made: Embedding, ids: Ids) -> None:
+def _points(axes: Axes, embedding: Embedding, ids: Ids) -> None:
     known = np.unique(ids)
-    for i, cluster in enumerate(np.unique(made.clusters)):
-        here = made.clusters == cluster
+    for i, cluster in enumerate(np.unique(embedding.clusters)):
+        here = embedding.clusters == cluster
         colours = [_colour(int(np.searchsorted(known, k)), len(known)) for k in ids[here]]
-        x, y = made.points[here].T
+        x, y = embedding.points[here].T
         axes.scatter(x, y, s=13, c=colours, marker=MARKERS[i % len(MARKERS)], alpha=0.75, linewidths=0)
 
 

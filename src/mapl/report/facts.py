@@ -1,4 +1,4 @@
-"""What was run, in words for somebody who has never seen a recipe."""
+"""What was run, for somebody who has never seen a recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mapl.plugins import find, summary
 from mapl.recipe import GIVEN_IN_PYTHON, Recipe
 from mapl.report.curves import graph_start
 from mapl.report.lines import Line
-from mapl.report.words import count, listing
+from mapl.report.text import count, listing
 from mapl.runs.history import Record
 
 
@@ -26,10 +26,10 @@ def title(lines: Sequence[Line]) -> str:
 
 
 def facts(lines: Sequence[Line]) -> dict[str, list[str]]:
-    """What was run: of each kind of thing, all that occur."""
+    """What was run, by subject; several texts where arms differ."""
     recipes = [line.first.recipe for line in lines]
     runs = [run for line in lines for run in line.runs]
-    made = {
+    entries = {
         "Method": _all(_method(recipe) for recipe in recipes),
         "Data": _all(_data(recipe) for recipe in recipes),
         "Scenario": _all(_scenario(recipe) for recipe in recipes),
@@ -39,22 +39,22 @@ def facts(lines: Sequence[Line]) -> dict[str, list[str]]:
         "Seeds": [f"{listing(sorted({run.recipe.seed for run in runs}))} ({count(len(runs), 'run')} in all)"],
     }
     if forms := _all(text for recipe in recipes for text in _forms(recipe)):
-        made["Form"] = forms
-    return made
+        entries["Form"] = forms
+    return entries
 
 
-FORMS = {"paper": "as the paper prints", "released": "as the paper's released program has"}
+FORMS = {"paper": "as printed in the paper", "released": "as in the paper's released program"}
 
 
 def _forms(recipe: Recipe) -> Iterator[str]:
-    """Where the paper's print and its released program differ: which of them a run follows."""
+    """Whether a run follows the printed paper or its released program, where the two differ."""
     method = recipe.method.model_dump(mode="json")
     if form := method.get("form"):
-        yield f"losses {FORMS.get(form, form)} them"
+        yield f"losses {FORMS.get(form, form)}"
     if method.get("learn_graph") and recipe.network.topology.name != "none":
         relative = method["graph"]["confidence"] == "relative"
         words = ", with confidence relative to its mean" if relative else ""
-        yield f"graph learning {FORMS[method['graph']['form']]} it{words}"
+        yield f"graph learning {FORMS[method['graph']['form']]}{words}"
 
 
 def _all(texts: Iterable[str]) -> list[str]:
@@ -72,7 +72,7 @@ def _data(recipe: Recipe) -> str:
 
 
 def _described(name: str, description: Callable[[], str]) -> str:
-    """A name and what it is, as far as that can be found out here."""
+    """A name and what it is, if that is known here."""
     try:
         text = description()
     except MaplError:
@@ -83,7 +83,7 @@ def _described(name: str, description: Callable[[], str]) -> str:
 def _scenario(recipe: Recipe) -> str:
     number = recipe.partition.scenario
     if recipe.partition.scheme != "scenario":
-        return f"none; the data were dealt by the scheme {recipe.partition.short()!r}"
+        return f"none; the data are split by the scheme {recipe.partition.short()!r}"
     return f"{number} – {SCENARIOS[number]}; {count(recipe.partition.clusters, 'cluster')}"
 
 
@@ -93,8 +93,8 @@ def _clients(record: Record) -> str:
     models = listing(f"{name} ({number})" for name, number in backbones.items())
     each = "all with the same backbone: " if len(backbones) == 1 else "each with a model of its own; backbones: "
     return (
-        f"{len(cards)}, each with private data ({_range([card.samples for card in cards])} images to train on, "
-        f"{_range([card.tests for card in cards])} to be tested on), {each}{models}"
+        f"{len(cards)}, each with private data ({_range([card.samples for card in cards])} training images, "
+        f"{_range([card.tests for card in cards])} test images), {each}{models}"
     )
 
 
@@ -123,4 +123,4 @@ def _rounds(lines: Sequence[Line]) -> str:
     if unfinished:
         text += f"; not finished: {listing(f'{r.folder.name} ({len(r.rounds)} so far)' for r in unfinished)}"
     starts = sorted({start + 1 for line in lines if (start := graph_start(line)) is not None})
-    return text + (f"; the graph is learned from round {listing(starts)} on" if starts else "")
+    return text + (f"; graph learning starts in round {listing(starts)}" if starts else "")

@@ -1,4 +1,4 @@
-"""The arms of a report: the seeds of one recipe together, and the curves that they make."""
+"""The arms of a report, and their curves. An arm is all the seeds of one recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mapl.runs.history import Record
 
 Numbers = NDArray[np.float64]
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow that white paper swallows.
+# Okabe and Ito's colours, safe for colour-blind readers, without the yellow, which is too faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 Dash = Literal["-", "--", ":", "-."]
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
@@ -23,17 +23,18 @@ DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True)
 class Line:
-    """An arm: one line of every picture and one row of the table."""
+    """An arm: one line in each picture and one row in the table."""
 
     label: str
     runs: list[Record]
     arm: Arm | None
-    """What it came to; None while none of its runs has been tested."""
+    """Its numbers; None if none of its runs has been tested."""
     place: int
+    """Its place among the arms, from 0: decides its colour."""
 
     @property
     def first(self) -> Record:
-        """The run that stands for the arm where a picture can show only one."""
+        """The run that stands for the arm where only one can be shown."""
         return self.runs[0]
 
     @property
@@ -46,7 +47,7 @@ class Line:
 
     @property
     def length(self) -> int:
-        """How many rounds all of its runs have."""
+        """Rounds that all of its runs have played."""
         return min(len(run.rounds) for run in self.runs)
 
 
@@ -55,14 +56,14 @@ class Curve:
     """Something by round: its mean, and the 10 % and 90 % quantiles over clients and seeds."""
 
     rounds: Numbers
-    """Counted from 1, as people do."""
+    """Counted from 1."""
     mean: Numbers
     low: Numbers
     high: Numbers
 
 
 def lines(records: Sequence[Record], arms: Sequence[Arm] | None = None) -> list[Line]:
-    """The arms of some runs, in the order in which they were first given."""
+    """The arms of some runs, in the order first given."""
     groups = group(records)
     if not groups:
         raise MaplError("there is nothing to report: give at least one run")
@@ -72,14 +73,14 @@ def lines(records: Sequence[Record], arms: Sequence[Arm] | None = None) -> list[
     elif len(arms) != sum(map(bool, tested)):
         raise MaplError(f"arms: got {len(arms)}, but the runs that were tested make {sum(map(bool, tested))}")
     remaining = iter(arms)
-    made = []
+    arm_lines = []
     for place, (label, runs, with_tests) in enumerate(zip(groups, groups.values(), tested, strict=True)):
-        made.append(Line(label, runs, next(remaining) if with_tests else None, place))
-    return made
+        arm_lines.append(Line(label, runs, next(remaining) if with_tests else None, place))
+    return arm_lines
 
 
 def accuracy_curve(line: Line) -> Curve | None:
-    """Accuracy in % at the rounds in which every seed was tested; None where there is no such round."""
+    """Accuracy in % at the rounds where every seed was tested; None if there is no such round."""
     by_round = [{r.round: r.accuracy for r in run.tested} for run in line.runs if run.tested]
     if not by_round:
         return None
@@ -90,7 +91,7 @@ def accuracy_curve(line: Line) -> Curve | None:
 
 
 def loss_terms(line: Line) -> list[str]:
-    """The terms of the loss, in the order in which the method names them."""
+    """The terms of the loss, in the method's order."""
     return list(line.first.rounds[0].losses) if line.length else []
 
 
@@ -101,7 +102,7 @@ def loss_curve(line: Line, term: str) -> Curve:
 
 
 def message_curve(line: Line) -> Curve:
-    """Messages by round, over seeds."""
+    """Messages per round, over seeds."""
     rounds = range(line.length)
     return _curve(rounds, [[float(run.rounds[t].messages) for run in line.runs] for t in rounds])
 

@@ -1,4 +1,4 @@
-"""Pictures of who has what and who listens to whom: classes, their overlap, and the mixing matrix W."""
+"""Maps of who has what and who listens to whom: classes, their overlap, and the mixing matrix W."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from mapl.analysis.clusters import class_overlap, share_inside
+from mapl.analysis.clusters import class_overlap, first_mixed, share_inside
+from mapl.report.drawing import FAINT, INK, figure, tidy
 from mapl.report.lines import PALETTE
-from mapl.report.style import FAINT, INK, figure, tidy
+from mapl.report.text import percent
 from mapl.runs.history import Record
 
 GREYS = LinearSegmentedColormap.from_list("greys", ["#FFFFFF", "#5F5F5F"])
 LABELLED = 24
-"""Up to this many clients or classes have their own numbers on the axis."""
+"""Up to so many clients or classes, the axis shows their own numbers."""
 SMALL = 10
 """Numbers that fit along a small panel."""
 
 
 def by_cluster(clusters: Sequence[int]) -> list[int]:
-    """Clients in the order of clusters, so that a cluster is a block."""
+    """Clients ordered by cluster, so that each cluster is a block."""
     return sorted(range(len(clusters)), key=lambda i: (clusters[i], i))
 
 
@@ -44,8 +45,8 @@ def data_figure(record: Record) -> Figure:
     held = np.zeros((len(cards), classes))
     for row, card in enumerate(cards):
         held[row, card.classes] = 1 + clusters.index(card.cluster) % len(PALETTE)
-    made = figure(3.9)
-    left, right = made.subplots(1, 2, width_ratios=(1.5, 1))
+    drawn = figure(3.9)
+    left, right = drawn.subplots(1, 2, width_ratios=(1.5, 1))
     palette = ListedColormap(["white", *PALETTE])
     left.imshow(held, cmap=palette, vmin=0, vmax=len(PALETTE), aspect="auto", interpolation="nearest")
     cells(left, "Who has which class", "class", "client", [str(k) for k in range(classes)], [str(i) for i in order])
@@ -55,54 +56,49 @@ def data_figure(record: Record) -> Figure:
         left.grid(which="minor", color="white", linewidth=1.2)
     left.tick_params(which="minor", length=0)
     shown = overlap(right, [card.classes for card in record.clients], clusters_of(record), "Share of classes in common")
-    bar = made.colorbar(shown, ax=right, shrink=0.8)
+    bar = drawn.colorbar(shown, ax=right, shrink=0.8)
     slim(bar)
-    return made
+    return drawn
 
 
 def graph_rounds(record: Record, start: int | None) -> dict[int, str]:
-    """The rounds (from 0) whose graph is shown, and why: first mixed, first learned, half way on, last."""
-    last = len(record.rounds) - 1
-    first = next((t for t, line in enumerate(record.rounds) if _mixes(line.rows)), None)
+    """The rounds (from 0) whose graph is shown, and why: first mixed, first learned, half way from there, last."""
+    last, first = len(record.rounds) - 1, first_mixed(record)
     if first is None:
         return {}
     learned = max(first, first + (last - first) // 3 if start is None else start)
-    # Where two of them are one round, the later entry names it.
+    # If two of them are the same round, the later entry names it.
     reasons = {(learned + last) // 2: "half way", learned: "a third" if start is None else "first learned"}
     return dict(sorted({**reasons, first: "first", last: "last"}.items()))
 
 
-def _mixes(rows: dict[int, dict[str, list[int]]]) -> bool:
-    return any(other != client for client, row in rows.items() for other in row["to"])
-
-
 def graph_figure(record: Record, rounds: dict[int, str]) -> Figure:
-    """The paper's picture: what the data have in common, and W as the rounds pass, on one scale."""
+    """The true overlap of the data, and W as the rounds pass, on one scale."""
     clusters = clusters_of(record)
     order = by_cluster(clusters)
     matrices = {t: record.weights(t) for t in rounds}
-    made = figure(2.5, "compressed")
-    panels = made.subplots(1, 1 + len(rounds), squeeze=False)[0]
+    drawn = figure(2.5, "compressed")
+    panels = drawn.subplots(1, 1 + len(rounds), squeeze=False)[0]
     overlap(panels[0], [card.classes for card in record.clients], clusters, "true overlap of classes", SMALL)
     top = max(float(matrix.max()) for matrix in matrices.values())
     shown = None
     for panel, (t, why) in zip(panels[1:], rounds.items(), strict=True):
         shown = panel.imshow(arranged(matrices[t], order), cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
         share = share_inside(matrices[t], clusters)
-        inside = "" if share != share else f"\n{100 * share:.0f} % inside clusters"
+        inside = "" if share is None else f"\n{percent(share)} inside clusters"
         labels = [str(i) for i in order]
         cells(panel, f"round {t + 1} ({why}){inside}", "listens to", "", labels, labels, SMALL)
         boundaries(panel, clusters, order)
     panels[1].set_ylabel("client", fontsize=9, color=INK)
     if shown is not None:
-        bar = made.colorbar(shown, ax=list(panels[1:]), shrink=0.75, pad=0.015)
+        bar = drawn.colorbar(shown, ax=list(panels[1:]), shrink=0.75, pad=0.015)
         bar.set_label("weight", fontsize=9, color=INK)
         slim(bar)
-    return made
+    return drawn
 
 
 def slim(bar: Colorbar) -> None:
-    """A colour bar that does not compete with the map."""
+    """A colour bar without outline, in small type."""
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, colors=INK, length=2)
 
@@ -120,7 +116,7 @@ def overlap(
 
 
 def arranged(matrix: Tensor, order: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Rows and columns in this order."""
+    """The matrix with rows and columns in this order."""
     index = torch.tensor(list(order))
     return matrix[index][:, index].numpy().astype(np.float64)
 
@@ -134,7 +130,7 @@ def boundaries(axes: Axes, clusters: Sequence[int], order: Sequence[int]) -> Non
 
 
 def cells(axes: Axes, title: str, x: str, y: str, columns: Sequence[str], rows: Sequence[str], most: int = 12) -> None:
-    """A map's axes: numbers of clients and classes, `most` of them written, no grid."""
+    """A map's axes: numbers of clients and classes, at most `most` of them shown, no grid."""
     tidy(axes, title, x, y)
     axes.grid(visible=False)
     axes.title.set_fontsize(9)

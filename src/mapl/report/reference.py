@@ -1,6 +1,6 @@
 """`python -m mapl.report.reference` prints docs/recipe.md: the reference of the recipe, made from the settings.
 
-Nothing in it is written twice: types, defaults, limits and sentences are those of the fields themselves.
+Types, defaults, limits and sentences are those of the fields themselves, so nothing is written twice.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mapl.data.partition import SCENARIOS
 from mapl.network import TOPOLOGIES
 from mapl.plugins import known, summary
 from mapl.recipe import Recipe, flat, settings_class
+from mapl.report.markdown import markdown_table
 
 INTRODUCTION = """\
 # The recipe
@@ -182,9 +183,8 @@ def _names() -> Iterator[str]:
 
 
 def _table(titles: tuple[str, ...], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; a bar within a cell would end it."""
-    cells = [titles, ("---",) * len(titles), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    """A Markdown table of words; a bar within a cell would end it."""
+    return markdown_table(titles, [[cell.replace("|", "\\|") for cell in row] for row in rows], len(titles))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.runs.files import write_parts
+from mapl.runs.files import sync, write_parts
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})\.safetensors")
@@ -78,12 +78,13 @@ class Checkpoint:
 class Writer:
     """Writes a run's checkpoints from a thread of its own, one at a time, and keeps the newest `keep`.
 
-    It is left, by whatever way, when nothing is being written any more.
+    Exit waits for pending writes. `after` names the files that must be on the disk before a checkpoint counts.
     """
 
-    def __init__(self, run: Path, keep: int):
+    def __init__(self, run: Path, keep: int, after: Sequence[Path] = ()):
         self.run = run
         self.keep = keep
+        self.after = after
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -121,6 +122,7 @@ class Writer:
         made: torch.cuda.Event | None,
     ) -> Path:
         self._bring(copies, made)
+        sync(self.after)
         path = self._write_parts(rounds, {name: _copy_of(tensor, copies) for name, tensor in tensors.items()})
         for old in _newest_first(self.run)[self.keep :]:
             old.unlink(missing_ok=True)

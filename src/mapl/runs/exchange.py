@@ -1,95 +1,152 @@
-"""How the letters of a round travel: from peer to peer, or through a server that is one more node."""
+"""The exchanges of one round: between peers, or through a server that is one more node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mapl.client import Client, Server
+from mapl.errors import MaplError
 from mapl.methods._base import Centralised, Method
-from mapl.network import Inbox, Post, Topology
+from mapl.network import Inbox, Ledger, Letter, Mail, Schema, Topology, Transport, nbytes
+from mapl.network.transport import Leg
+
+NOTHING = Inbox.of([])
+LARGEST = 2**32
+"""Bytes of a letter that a reader looks at, where the recipe sets no limit."""
 
 
-def exchange(
-    method: Method[Any], clients: Sequence[Client], server: Server | None, topology: Topology, post: Post, round: int
-) -> Iterator[tuple[Client, Inbox]]:
-    """Every client with its inbox. All letters are written before anybody reads, so nobody reads what was adjusted."""
-    if isinstance(method, Centralised) and server is not None:
-        yield from _through_server(method, clients, server, topology, post, round)
-    else:
-        yield from _between_peers(method, clients, topology, post, round)
-
-
-def _between_peers(
-    method: Method[Any], clients: Sequence[Client], topology: Topology, post: Post, round: int
-) -> Iterator[tuple[Client, Inbox]]:
-    requests = {c.id: method.wants(c, round, reachable(c, None, topology, round)) for c in clients}
-    askers = torch.bincount(torch.cat(list(requests.values())), minlength=topology.clients).tolist()
-    letters = {c.id: method.letter(c, round) for c in clients if askers[c.id]}
-    inboxes = post.deliver(letters, requests)
-    for client in clients:
-        yield client, inboxes[client.id]
-
-
-def _through_server(
-    method: Centralised[Any],
-    clients: Sequence[Client],
-    server: Server,
-    topology: Topology,
-    post: Post,
-    round: int,
-) -> Iterator[tuple[Client, Inbox]]:
-    requests = {c.id: method.wants(c, round, reachable(c, server, topology, round)) for c in clients}
-    writers = [c for c in clients if len(requests[c.id])]
-    opened = _opens(method, round) and bool(writers)
-    if opened:
-        _open(method, writers, server, post)
-    letters = {c.id: method.letter(c, round) for c in writers}
-    asked = {server.id: torch.tensor(sorted(letters), dtype=torch.long)}
-    inbox = post.deliver(letters, asked, same_round=opened)[server.id]
-    nothing = inbox.select(torch.empty(0, dtype=torch.long))
-    yield from ((c, nothing) for c in clients if not len(requests[c.id]))
-    if not writers:
-        return
-    aggregate = method.aggregate(server, round, inbox)
-    # One delivery for all who get the same letter, one each for those who get a personal one.
-    groups = [[c] for c in writers] if method.personal else [writers]
-    for group in groups:
-        reply = {server.id: method.reply(server, group[0].id, round, aggregate)}
-        inboxes = post.deliver(reply, {c.id: requests[c.id] for c in group}, same_round=True)
-        for client in group:
-            yield client, inboxes[client.id]
-
-
-def _opens(method: Centralised[Any], round: int) -> bool:
-    return method.opens and round == 0
-
-
-def _open(method: Centralised[Any], clients: Sequence[Client], server: Server, post: Post) -> None:
-    """The letters that some methods exchange once: one to each client, one from it."""
-    to_all = post.deliver(
-        {server.id: method.opening(server)}, {c.id: torch.tensor([server.id], dtype=torch.long) for c in clients}
-    )
-    answers = {c.id: method.answer(c, to_all[c.id]) for c in clients}
-    asked = torch.tensor(sorted(answers), dtype=torch.long)
-    method.settle(server, post.deliver(answers, {server.id: asked}, same_round=True)[server.id])
-
-
-def reachable(client: Client, server: Server | None, topology: Topology, round: int) -> Tensor:
-    """Whom a client can reach: its neighbours, or the server alone where there is one; on the empty network nobody."""
-    if server is None:
-        return topology.neighbours(round, client.id)
-    return torch.tensor([] if topology.settings.name == "none" else [server.id], dtype=torch.long)
-
-
-def letters_ahead(
+def look_around(
     method: Method[Any], clients: Sequence[Client], server: Server | None, topology: Topology, round: int
-) -> int:
+) -> None:
+    """Tell every node whom it can reach this round. Where there is a server, it is all that a client can reach."""
+    if not isinstance(method, Centralised):
+        for client in clients:
+            client.neighbours = topology.neighbours(round, client.id)
+        return
+    connected = topology.settings.name != "none"
+    for client in clients:
+        client.neighbours = torch.tensor([topology.clients] if connected else [], dtype=torch.long)
+    if server is not None:
+        server.neighbours = torch.arange(topology.clients if connected else 0)
+
+
+@dataclass
+class Exchange:
+    """The exchanges of one round, for the clients that this process holds, and for the server if it lives here.
+
+    All letters of an exchange are written before anybody reads: nobody reads what was adjusted in the same round.
+    """
+
+    method: Method[Any]
+    clients: Sequence[Client]
+    server: Server | None
+    transport: Transport
+    ledger: Ledger
+    round: int
+    limit: int | None = None
+    """The largest letter in bytes."""
+
+    def run(self) -> list[tuple[Client, Inbox]]:
+        """Every client with its inbox. What did not arrive is not in it."""
+        method = self.method
+        inboxes = self._through_server(method) if isinstance(method, Centralised) else self._between_peers()
+        return [(client, inboxes.get(client.id, NOTHING)) for client in self.clients]
+
+    def _between_peers(self) -> dict[int, Inbox]:
+        letters = {c.id: self.method.letter(c, self.round) for c in self.clients if len(c.neighbours)}
+        return self._send("letters", letters, {c.id: self.method.wants(c, self.round) for c in self.clients})
+
+    def _through_server(self, method: Centralised[Any]) -> dict[int, Inbox]:
+        requests = {c.id: method.wants(c, self.round) for c in self.clients}
+        writers = [c for c in self.clients if len(requests[c.id])]
+        if opens(method, self.round):
+            self._open(method, writers, requests)
+        inbox = self._to_server("letters", {c.id: method.letter(c, self.round) for c in writers})
+        replies = self._replies(method, inbox) if self.server and len(inbox) else {}
+        personal = replies if method.personal else {}
+        common = {} if method.personal else replies
+        return self._send("replies", common, {c.id: requests[c.id] for c in writers}, personal)
+
+    def _replies(self, method: Centralised[Any], inbox: Inbox) -> dict[int, Letter | None]:
+        """The server's letter, by sender; or where the method is personal, its letters by reader."""
+        assert self.server is not None
+        aggregate = method.aggregate(self.server, self.round, inbox)
+        if method.personal:
+            return {i: method.reply(self.server, i, self.round, aggregate) for i in inbox.senders.tolist()}
+        return {self.server.id: method.reply(self.server, self.server.id, self.round, aggregate)}
+
+    def _open(self, method: Centralised[Any], clients: Sequence[Client], requests: Mapping[int, Tensor]) -> None:
+        """The letters that some methods exchange once: one to each client, one from it."""
+        first = {self.server.id: method.opening(self.server)} if self.server and len(self.server.neighbours) else {}
+        heard = self._send("opening", first, {c.id: requests[c.id] for c in clients})
+        answers = {c.id: method.answer(c, heard[c.id]) for c in clients if len(heard[c.id])}
+        inbox = self._to_server("answers", answers)
+        if self.server and len(inbox):
+            method.settle(self.server, inbox)
+
+    def _to_server(self, leg: Leg, letters: Mapping[int, Letter | None]) -> Inbox:
+        """The server's inbox; empty in a process that does not hold the server."""
+        requests = {self.server.id: self.server.neighbours} if self.server else {}
+        inboxes = self._send(leg, letters, requests)
+        return inboxes[self.server.id] if self.server else NOTHING
+
+    def _send(
+        self,
+        leg: Leg,
+        letters: Mapping[int, Letter | None],
+        requests: Mapping[int, Tensor],
+        personal: Mapping[int, Letter | None] | None = None,
+    ) -> dict[int, Inbox]:
+        nodes: dict[int, Client | Server] = {client.id: client for client in self.clients}
+        if self.server:
+            nodes[self.server.id] = self.server
+
+        def expects(reader: int) -> Schema:
+            return self._schema(nodes[reader], leg)
+
+        mail = Mail(self.round, leg, self._written(letters), requests, expects, self._written(personal or {}))
+        inboxes = self.transport.exchange(mail)
+        self.ledger.record(inboxes.values())
+        return inboxes
+
+    def _written(self, letters: Mapping[int, Letter | None]) -> dict[int, Letter]:
+        written = {node: letter for node, letter in letters.items() if letter is not None}
+        for letter in written.values() if self.limit is not None else ():
+            check_size(letter, self.limit)
+        return written
+
+    def _schema(self, node: Client | Server, leg: Leg) -> Schema:
+        method, opening = self.method, leg in ("opening", "answers")
+        if opening and isinstance(method, Centralised):
+            tensors = method.opening_schema(node)
+        else:
+            tensors = method.schema(node, self.round)
+        architecture = node.architecture if isinstance(node, Client) else ""
+        return Schema(node.run, self.limit or LARGEST, tensors, round=self.round, architecture=architecture)
+
+
+def check_size(letter: Letter, limit: int | None) -> None:
+    """Refuse to send a letter that is too large."""
+    if limit is not None and (size := nbytes(letter)) > limit:
+        raise MaplError(
+            f"network.letter_limit: got {limit:,} bytes, but the letter of client {letter.sender} has {size:,}; "
+            "raise the limit, or take smaller backbones"
+        )
+
+
+def opens(method: Method[Any], round: int) -> bool:
+    """Whether this round begins with an opening and its answers."""
+    return isinstance(method, Centralised) and method.opens and round == 0
+
+
+def letters_ahead(method: Method[Any], clients: Sequence[Client], round: int) -> int:
     """How many letters this round will carry."""
-    asked = sum(len(method.wants(c, round, reachable(c, server, topology, round))) for c in clients)
+    asked = sum(len(method.wants(client, round)) for client in clients)
     if isinstance(method, Centralised):  # there and back, and before that an opening and its answer
-        return 4 * asked if _opens(method, round) else 2 * asked
+        return 4 * asked if opens(method, round) else 2 * asked
     return asked

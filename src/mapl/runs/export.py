@@ -21,6 +21,7 @@ from mapl.errors import MaplError, unknown
 from mapl.methods._base import Method
 from mapl.model import Backbone, find_backbone
 from mapl.runs.files import write_aside
+from mapl.runs.history import Round, load
 from mapl.runs.part import Part
 from mapl.runs.run import restored_part
 
@@ -48,10 +49,12 @@ class Classifier(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         scores: Callable[[dict[str, Tensor]], Tensor] | None = None,
+        own: Mapping[str, nn.Module] | None = None,
     ):
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.own = nn.ModuleDict(own)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1), persistent=False)
         self._scores = scores or self._logits
@@ -60,7 +63,9 @@ class Classifier(nn.Module):
         pixels = images.to(torch.float32)
         if images.dtype == torch.uint8:
             pixels = pixels / 255
-        return self._scores({"backbone": self.backbone((pixels - self.mean) / self.std)})
+        normalised = (pixels - self.mean) / self.std
+        outputs = {"backbone": self.backbone(normalised)}
+        return self._scores(outputs | {name: network(normalised) for name, network in self.own.items()})
 
     def _logits(self, outputs: dict[str, Tensor]) -> Tensor:
         logits: Tensor = self.head(torch.relu(outputs["backbone"]))
@@ -79,7 +84,8 @@ def export_run(
 ) -> list[Path]:
     """Write the models of a run's newest whole checkpoint into the folder `to`, and return the files.
 
-    "safetensors": client-003.safetensors, the weights of backbone and head, with a card as metadata; see `load_model`.
+    "safetensors": client-003.safetensors, the weights of backbone, head and the method's own networks, with a card as
+    metadata; see `load_model`.
     "torch-export": client-003.pt2, a program for `torch.export.load` that needs neither mapl nor the backbone's code,
     and its card client-003.json. A program takes one type of number: bytes, or with pixels="float32" floats in [0, 1].
     """
@@ -97,9 +103,11 @@ def export_run(
         _check_free([path for client in chosen for path in _paths(to, client, kind)])
     if kind == "safetensors" and type(part.method).scores is not Method.scores:
         warn(f"{part.recipe.method.name} need not classify by its head, which is what safetensors files hold")
+    tested = next((line for line in reversed(load(folder).rounds) if line.accuracy is not None), None)
     written: list[Path] = []
     for client in chosen:
-        contents = _weights(part, client) if kind == "safetensors" else _program(part, client, pixels)
+        card = _card(part, client, tested)
+        contents = _weights(client, card) if kind == "safetensors" else _program(part, client, card, pixels)
         written += _write(dict(zip(_paths(to, client, kind), contents, strict=True)))
     return written
 
@@ -123,7 +131,8 @@ def load_model(path: str | Path, backbone: Backbone | None = None) -> Classifier
     network = (backbone or find_backbone(name))((channels, height, width), embedding)
     model = Classifier(network, nn.Linear(embedding, classes), mean, std)
     try:
-        model.load_state_dict(tensors)
+        # A method's own networks are in the file for whoever can build them.
+        model.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith("own.")})
     except RuntimeError as error:
         raise MaplError(f"the weights in {str(path)!r} do not fit the backbone {name!r}: {_sentence(error)}") from error
     return model.eval()
@@ -161,10 +170,9 @@ def _write(files: Mapping[Path, bytes]) -> list[Path]:
     return list(files)
 
 
-def _card(part: Part, client: Client) -> Card:
+def _card(part: Part, client: Client, tested: Round | None) -> Card:
     """All that one has to know to use a client's model, and where it comes from."""
     mean, std = _normalisation(part)
-    tested = next((line for line in reversed(part.rounds) if line.accuracy is not None), None)
     return {
         "client": client.id,
         "backbone": client.backbone,
@@ -176,9 +184,9 @@ def _card(part: Part, client: Client) -> Card:
         "mapl": version("mapl"),
         "run": client.run,
         "method": part.recipe.method.name,
-        "rounds": len(part.rounds),
+        "rounds": part.round,
         # At the last test: in which round that was, and whether before or after the client adjusted to what it heard.
-        "accuracy": tested.accuracy[client.id] if tested and tested.accuracy else None,
+        "accuracy": tested.accuracy[part.clients.index(client)] if tested and tested.accuracy else None,
         "accuracy_round": tested.round if tested else None,
         "accuracy_moment": part.recipe.evaluate.moment if tested else None,
     }
@@ -193,26 +201,28 @@ def _normalisation(part: Part) -> tuple[list[float], list[float]]:
     return mean, std
 
 
-def _weights(part: Part, client: Client) -> tuple[bytes]:
+def _weights(client: Client, card: Card) -> tuple[bytes]:
     state = client.model.state_dict()
     # Cloned, because safetensors refuses weights that share memory.
-    tensors = {k: v.clone().contiguous() for k, v in state.items() if k.startswith(("backbone.", "head."))}
-    metadata = {
-        key: value if isinstance(value, str) else json.dumps(value) for key, value in _card(part, client).items()
-    }
+    tensors = {k: v.clone().contiguous() for k, v in state.items() if k.startswith(("backbone.", "head.", "own."))}
+    metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in card.items()}
     return (safetensors.torch.save(tensors, metadata),)
 
 
-def _program(part: Part, client: Client, pixels: Pixels) -> tuple[bytes, bytes]:
+def _program(part: Part, client: Client, card: Card, pixels: Pixels) -> tuple[bytes, bytes]:
     # By the method's scores, which for some methods are not the head's logits: so it answers as it did when tested.
     model = Classifier(
-        client.model.backbone, client.model.head, *_normalisation(part), partial(part.method.scores, client)
+        client.model.backbone,
+        client.model.head,
+        *_normalisation(part),
+        partial(part.method.scores, client),
+        {name: client.model.own[name] for name in part.method.answers_with if name != "backbone"},
     )
     program = _exported(client, model.eval(), PIXELS[pixels])
     file = io.BytesIO()
     torch.export.save(program, file)
     shape = ["batch", *client.test.pixels.shape[1:]]
-    card = _card(part, client) | {"input": {"pixels": pixels, "shape": shape}}
+    card = card | {"input": {"pixels": pixels, "shape": shape}}
     return file.getvalue(), (json.dumps(card, indent=1) + "\n").encode()
 
 

@@ -34,6 +34,14 @@ def write_parts(aside: Path, parts: Iterable[bytes | memoryview], path: Callable
     return whole
 
 
+def sync(paths: Iterable[Path]) -> None:
+    """Wait until what was written to these files, where they exist, is on the disk."""
+    for path in paths:
+        if path.exists():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
 @contextmanager
 def only_writer(folder: Path, what: str = "run") -> Iterator[None]:
     """Hold the folder of a run, or of what else it is; whoever else wants to write it meanwhile is told so.

@@ -4,7 +4,8 @@ A run's folder:
 
     recipe.toml      the whole recipe
     clients.json     who the clients are: backbone, classes, number of images
-    history.jsonl    one line a round; equal runs have equal bytes
+    history.jsonl    one line per round; equal runs have equal bytes
+    graph.rows       who listens to whom, where the method has a graph; graph.index points into it (see `graph`)
     times.jsonl      how long each round took, kept apart because no two runs agree on it
     checkpoints/     everything needed to go on
     profile.json     where the seconds went, if that was asked for
@@ -13,8 +14,8 @@ A run's folder:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ from torch import Tensor
 
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, read, validated
+from mapl.runs.graph import Graph, fill
 
 RECIPE, CLIENTS, HISTORY, TIMES = "recipe.toml", "clients.json", "history.jsonl", "times.jsonl"
 PROFILE = "profile.json"
+
+Bytes = bytes  # `Round` has a field of that name
 
 
 @dataclass(frozen=True)
@@ -41,27 +45,20 @@ class Round:
     """By client; None in a round without a test."""
     messages: int
     bytes: int
-    rows: dict[int, dict[str, list[Any]]] = field(default_factory=dict)
-    """The rows of W that changed in this round, sparse: client → {"to": ids, "weights": values}."""
     all_images: list[float] | None = None
     """Accuracy by client with all test images of its classes; None where that was not asked for."""
 
     def line(self) -> str:
-        return self._line
-
-    @cached_property
-    def _line(self) -> str:
-        # Kept, because every checkpoint has all lines: to encode them anew each time would be quadratic over a run.
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.all_images is None:
             del values["all_images"]
-        # Eight times as fast as Python's own: the rows of a thousand clients are a million numbers.
         return to_json(values).decode() + "\n"
 
     @staticmethod
-    def of_line(line: str) -> Round:
+    def of_line(line: str | Bytes) -> Round:
         values = json.loads(line)
-        values["rows"] = {int(client): row for client, row in values["rows"].items()}
+        if "rows" in values:
+            raise OlderRun
         return Round(**values)
 
 
@@ -76,18 +73,6 @@ class ClientCard:
     tests: int
     backbone: str
     parameters: int
-
-
-def sparse_row(row: Tensor) -> dict[str, list[Any]]:
-    """A row of W without its zeros."""
-    to = torch.nonzero(row).flatten()
-    return {"to": to.tolist(), "weights": row[to].tolist()}
-
-
-def write_row(matrix: Tensor, client: int, row: dict[str, list[Any]]) -> None:
-    """Put a sparse row back into W (M, M), in place."""
-    matrix[client] = 0
-    matrix[client, row["to"]] = torch.tensor(row["weights"], dtype=matrix.dtype)
 
 
 @dataclass(frozen=True)
@@ -152,29 +137,50 @@ class Record:
         found: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
         return found
 
+    @property
+    def graph(self) -> Graph:
+        """W of every round, sparse."""
+        return Graph(self.folder, [client.id for client in self.clients])
+
     def weights(self, round: int = -1) -> Tensor:
         """The mixing matrix W (M, M) at the end of a round; a client that never mixed has its row of the identity."""
-        if not self.rounds:
-            return torch.eye(len(self.clients), dtype=torch.float64)
-        last = range(len(self.rounds))[round]
-        return next(matrix for line, matrix in self.graphs() if line is self.rounds[last])
+        matrix = torch.eye(self.recipe.clients, dtype=torch.float64)
+        if self.rounds:
+            fill(matrix, self.graph.rows(range(len(self.rounds))[round]))
+        return matrix
 
     def graphs(self) -> Iterator[tuple[Round, Tensor]]:
         """Every round with W (M, M) at its end; the matrix is one object, changed in place."""
-        matrix = torch.eye(len(self.clients), dtype=torch.float64)
-        for line in self.rounds:
-            for client, row in line.rows.items():
-                write_row(matrix, client, row)
-            yield line, matrix
+        return zip(self.rounds, self.graph.matrices(len(self.rounds), self.recipe.clients), strict=True)
 
 
-def encode_all(rounds: Iterable[Round]) -> bytes:
-    return "".join(r.line() for r in rounds).encode()
+class OlderRun(MaplError):
+    """The run's folder was written by an older version."""
+
+    def __init__(self) -> None:
+        super().__init__("it was written by an older version of mapl, which this one does not read; run it again")
 
 
 def decode_all(data: bytes) -> list[Round]:
     """The rounds of a history; a last line that was cut off (a crash) is left out."""
-    return [Round.of_line(line) for line in data.decode().split("\n")[:-1] if line]
+    return [Round.of_line(line) for line in data.split(b"\n")[:-1] if line]
+
+
+def cut_history(path: Path, rounds: int, change: Callable[[Round], Round]) -> None:
+    """Make a history end after so many rounds, with its last line changed."""
+    if not rounds:
+        path.unlink(missing_ok=True)
+        return
+    with path.open("r+b") as file:
+        start, line = 0, b""
+        for number in range(rounds):
+            start, line = start + len(line), file.readline()
+            if not line.endswith(b"\n"):
+                raise MaplError(f"{str(path)!r} has {number} rounds, but its checkpoint is of {rounds}")
+        file.seek(start)
+        # Written over in one piece: a run that is killed here has a whole line, and at worst a rest to cut off again.
+        file.write(change(Round.of_line(line)).line().encode())
+        file.truncate()
 
 
 def load(folder: str | Path) -> Record:
@@ -185,7 +191,7 @@ def load(folder: str | Path) -> Record:
         cards = [ClientCard(**card) for card in json.loads((folder / CLIENTS).read_text())]
         rounds = decode_all(_bytes(folder / HISTORY))
         times = [json.loads(line) for line in _bytes(folder / TIMES).split(b"\n")[:-1] if line]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OlderRun) as error:
         raise MaplError(f"run {str(folder)!r} cannot be read: {error}") from error
     return Record(folder, recipe, cards, rounds, times)
 

@@ -1,9 +1,9 @@
-"""A run in memory: everything that a recipe describes, and how it is saved and brought back."""
+"""A part of the network in memory: some or all of its clients, and how they are saved and brought back."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,42 +15,50 @@ from torch import Tensor
 
 import mapl.data.sources
 import mapl.methods
-from mapl.client import Client, Server
+from mapl.client import Client, Peers, Server
 from mapl.data.augment import Augmentation
-from mapl.data.dataset import Dataset, DataSettings
-from mapl.data.partition import other_tests, partition
+from mapl.data.dataset import Dataset, DataSettings, Images
+from mapl.data.partition import Shard, other_tests, partition
 from mapl.engine._base import Engine
 from mapl.engine.choose import find_device, find_engine
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, key, seeded
 from mapl.methods._base import Centralised, Method
 from mapl.model import Backbone, architecture, assign, build, find_backbone
-from mapl.network import Ledger, Topology, nbytes
+from mapl.network import EncodedPost, Ledger, MemoryPost, Topology, Transport
 from mapl.plugins import find
 from mapl.recipe import GIVEN_IN_PYTHON, Recipe
 from mapl.runs.checkpoint import Checkpoint
-from mapl.runs.exchange import reachable
-from mapl.runs.history import RECIPE, ClientCard, Round, decode_all, encode_all
+from mapl.runs.exchange import check_size, look_around
+from mapl.runs.history import RECIPE, ClientCard, OlderRun
 
 
 @dataclass
 class Part:
-    """A run in memory: the clients and what carries their letters."""
+    """The clients that this process holds, and what trains and connects them.
+
+    A simulation holds everybody, a shard of a cluster some, a peer one. A round is the same code for each.
+    """
 
     recipe: Recipe
     clients: list[Client]
     method: Method[Any]
     engine: Engine
     topology: Topology
+    transport: Transport
     server: Server | None = None
-    """The middle of a centralised method."""
+    """The middle of a centralised method, if it lives here."""
     ledger: Ledger = field(default_factory=Ledger)
-    rounds: list[Round] = field(default_factory=list)
-    rows: dict[int, Tensor] = field(default_factory=dict)
-    """The row of W that the history last wrote down for each client."""
+    round: int = 0
+    """How many rounds have been played."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it holds every client of the network."""
+        return len(self.clients) == self.recipe.clients
 
 
-def given_in_python(recipe: Recipe, data: Dataset | None, backbones: Mapping[str, Backbone] | None) -> Recipe:
+def given_in_python(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Recipe:
     """The recipe that says truly what is run when data or backbones are given as objects."""
     if data is not None:
         recipe = recipe.model_copy(update={"data": DataSettings(name=GIVEN_IN_PYTHON)})
@@ -58,6 +66,9 @@ def given_in_python(recipe: Recipe, data: Dataset | None, backbones: Mapping[str
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"backbones": tuple(backbones)})})
     return recipe
 
+
+Data = Dataset | Mapping[int, Dataset]
+"""One data set that is divided among the clients, or one for each client."""
 
 _kept: ContextVar[dict[DataSettings, Dataset] | None] = ContextVar("_kept", default=None)
 
@@ -95,71 +106,140 @@ def _load(recipe: Recipe) -> Dataset:
     return dataset
 
 
-def build_part(recipe: Recipe, data: Dataset | None = None, backbones: Mapping[str, Backbone] | None = None) -> Part:
-    """Everything a recipe describes, in memory, before its first round."""
-    dataset = data or load_data(recipe)
+def build_part(
+    recipe: Recipe,
+    data: Data | None = None,
+    backbones: Mapping[str, Backbone] | None = None,
+    *,
+    holds: Collection[int] | None = None,
+    serves: bool = True,
+    transport: Transport | None = None,
+) -> Part:
+    """What a recipe describes, in memory, before its first round: all of the network, or the part that `holds` names.
+
+    `data` is one data set that the recipe divides among the clients, or one for each client held here: building a part
+    needs the data of that part alone. `serves`: whether the server of a centralised method lives here. `transport`
+    takes the place of the recipe's, which reaches this process alone.
+    """
+    held = sorted(range(recipe.clients) if holds is None else set(holds))
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
-    augment = recipe.augment.contrastive if method.augmentation == "contrastive" else recipe.augment.plain
+    shards = _shards(recipe, data, held)
+    first = next(iter(shards.values()))
     device = find_device(recipe.engine)
+    augment = recipe.augment.contrastive if method.augmentation == "contrastive" else recipe.augment.plain
+    augmentation = Augmentation(augment, first.image, first.mean, first.std, device=device)
     engine = find_engine(recipe.engine, device)
-    augmentation = Augmentation(augment, dataset.image, dataset.mean, dataset.std, device=device)
+    clients = _clients(recipe, shards, backbones or {}, method)
     part = Part(
         recipe=recipe,
-        clients=_clients(recipe, dataset, backbones or {}, method),
+        clients=clients,
         method=method,
         engine=engine(method, recipe.train, augmentation, recipe.seed, recipe.engine, device),
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
+        transport=transport or _transport(recipe, device),
     )
-    if isinstance(method, Centralised):
-        part.server = Server(
-            id=recipe.clients,
-            size=recipe.clients,
-            run=recipe.fingerprint(),
-            seed=recipe.seed,
-            image=dataset.image,
-            data_folder=recipe.data.folder,
-        )
+    if isinstance(method, Centralised) and serves:
+        part.server = _server(recipe, first.image, clients[0])
     _check_alike(part)
+    if recipe.network.message_budget is not None and not part.whole:
+        raise MaplError("network.message_budget counts the letters of all clients, but this process holds some of them")
     part.engine.adopt(part.clients)
     for client in part.clients:
         method.prepare(client)
-    part.topology.graph(0)  # an impossible one is better refused now than in the first round
+    part.topology.drawn(0)  # an impossible one is better refused now than in the first round
     _check_letters(part)
     return part
 
 
-def _clients(recipe: Recipe, dataset: Dataset, given: Mapping[str, Backbone], method: Method[Any]) -> list[Client]:
-    names = recipe.model.backbones
-    backbones = [given.get(name) or _found(name) for name in names]
-    shards = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
-    run, image, classes = recipe.fingerprint(), dataset.image, dataset.classes
+def _transport(recipe: Recipe, device: torch.device) -> Transport:
+    return MemoryPost() if recipe.network.transport == "memory" else EncodedPost(device)
+
+
+def _server(recipe: Recipe, image: tuple[int, int, int], client: Client) -> Server:
+    return Server(
+        id=recipe.clients,
+        run=recipe.fingerprint(),
+        seed=recipe.seed,
+        image=image,
+        shapes=client.shapes,
+        data_folder=recipe.data.folder,
+    )
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One client's images, and what they have in common with the other clients'."""
+
+    train: Images
+    test: Images
+    tests: int
+    cluster: int
+    classes: int
+    image: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def _shards(recipe: Recipe, data: Data | None, held: Sequence[int]) -> dict[int, _Shard]:
+    """The images of each client held here."""
+    if isinstance(data, Mapping):
+        missing = [client for client in held if client not in data]
+        if missing:
+            raise MaplError(f"data: there is no data set for client {missing[0]}, which this process holds")
+        _check_same_kind({client: data[client] for client in held})
+        return {client: _own_shard(data[client]) for client in held}
+    dataset = data or load_data(recipe)
+    parts = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
+    return {client: _shard(recipe, dataset, parts[client]) for client in held}
+
+
+def _shard(recipe: Recipe, dataset: Dataset, shard: Shard) -> _Shard:
+    tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
+    train, test = dataset.train.take(shard.train), dataset.test.take(torch.cat(tests))
+    kind = dataset.classes, dataset.image, dataset.mean, dataset.std
+    return _Shard(train, test, len(shard.test), shard.cluster, *kind)
+
+
+def _own_shard(dataset: Dataset) -> _Shard:
+    """A client's own data set, all of it. Nobody knows its true cluster."""
+    kind = dataset.classes, dataset.image, dataset.mean, dataset.std
+    return _Shard(dataset.train, dataset.test, len(dataset.test), 0, *kind)
+
+
+def _check_same_kind(data: Mapping[int, Dataset]) -> None:
+    """Clients work on images of one shape, with the same classes, normalised alike."""
+    kinds = {(d.classes, d.image, d.mean, d.std): client for client, d in data.items()}
+    if len(kinds) > 1:
+        a, b = list(kinds.values())[:2]
+        raise MaplError(f"data: clients {a} and {b} differ in their classes, the shape of their images, mean or std")
+
+
+def _clients(
+    recipe: Recipe, shards: Mapping[int, _Shard], given: Mapping[str, Backbone], method: Method[Any]
+) -> list[Client]:
+    names, run = recipe.model.backbones, recipe.fingerprint()
+    assigned = assign(recipe.model, len(names), recipe.clients, recipe.seed)
+    backbones: dict[str, Backbone] = {}
     clients: list[Client] = []
-    checked: set[int] = set()
-    for i, (shard, which) in enumerate(
-        zip(shards, assign(recipe.model, len(names), recipe.clients, recipe.seed), strict=True)
-    ):
-        tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
-        check = which not in checked
-        model = build(
-            names[which], backbones[which], recipe.model, image, classes, recipe.seed, i, method.uses(), check
+    for i, shard in shards.items():
+        name = names[assigned[i]]
+        check = name not in backbones
+        backbone = backbones.setdefault(name, given.get(name) or _found(name)) if check else backbones[name]
+        model = build(name, backbone, recipe.model, shard.image, shard.classes, recipe.seed, i, method.uses(), check)
+        client = Client(
+            id=i,
+            run=run,
+            seed=recipe.seed,
+            model=model,
+            backbone=name,
+            architecture=architecture(model.backbone),
+            train=shard.train,
+            test=shard.test,
+            tests=shard.tests,
+            cluster=shard.cluster,
         )
-        checked.add(which)
-        clients.append(
-            Client(
-                id=i,
-                size=recipe.clients,
-                run=run,
-                seed=recipe.seed,
-                model=model,
-                backbone=names[which],
-                architecture=architecture(model.backbone),
-                train=dataset.train.take(shard.train),
-                test=dataset.test.take(torch.cat(tests)),
-                tests=len(shard.test),
-                cluster=shard.cluster,
-            )
-        )
-        _add_own_networks(clients[-1], method)
+        _add_own_networks(client, method)
+        clients.append(client)
     return clients
 
 
@@ -195,15 +275,11 @@ def _check_letters(part: Part) -> None:
     limit = part.recipe.network.letter_limit
     if limit is None or part.recipe.network.topology.name == "none":
         return
+    look_around(part.method, part.clients, part.server, part.topology, 0)
     for client in part.clients:
-        if not len(part.method.wants(client, 0, reachable(client, part.server, part.topology, 0))):
-            continue
-        size = nbytes(part.method.letter(client, part.recipe.rounds - 1))
-        if size > limit:
-            raise MaplError(
-                f"network.letter_limit: got {limit:,} bytes, but a letter of {part.recipe.method.name!r} from client "
-                f"{client.id} ({client.backbone}) has {size:,}; raise the limit, or take smaller backbones"
-            )
+        letter = part.method.letter(client, part.recipe.rounds - 1) if len(client.neighbours) else None
+        if letter is not None:
+            check_size(letter, limit)
 
 
 @contextmanager
@@ -237,18 +313,50 @@ def cards(part: Part) -> list[ClientCard]:
 
 
 def saved_state(part: Part) -> dict[str, Tensor]:
-    """Everything that a run needs to go on, as named tensors."""
+    """Everything that a run needs to go on, as named tensors. What it wrote down stays in its folder."""
     tensors: dict[str, Tensor] = {}
     for client in part.clients:
         tensors |= {f"client.{client.id}.model.{k}": v for k, v in client.model.state_dict().items()}
         tensors |= {f"client.{client.id}.state.{k}": v for k, v in client.state.items()}
+    tensors |= {f"peers.{k}": v for k, v in _saved_peers(part.clients).items()}
     if part.server is not None:
         tensors |= {f"server.{k}": v for k, v in part.server.state.items()}
     tensors |= {f"optimizer.{k}": v for k, v in part.engine.state().items()}
-    tensors |= {f"ledger.{k}": v for k, v in part.ledger.state().items()}
-    tensors["history"] = _bytes_tensor(encode_all(part.rounds))
+    tensors["ledger"] = torch.tensor([part.ledger.messages, part.ledger.bytes])
     tensors["recipe"] = _bytes_tensor(part.recipe.fingerprint().encode())
     return tensors
+
+
+def _saved_peers(clients: Sequence[Client]) -> dict[str, Tensor]:
+    """The peers of all clients, end to end: four tensors however many clients there are."""
+    peers = [client.peers for client in clients]
+    return {
+        "counts": torch.tensor([len(p.ids) for p in peers]),
+        "ids": torch.from_numpy(np.concatenate([p.ids for p in peers])),
+        "weights": torch.from_numpy(np.concatenate([p.weights for p in peers])),
+        "samples": torch.from_numpy(np.concatenate([p.samples for p in peers])),
+    }
+
+
+@torch.no_grad()
+def _restore_models(clients: Sequence[Client], saved: Checkpoint) -> None:
+    """Copy all models' tensors at once: `load_state_dict` takes longer per client than writing a checkpoint does."""
+    here: list[Tensor] = []
+    there: list[Tensor] = []
+    for client in clients:
+        tensors, section = client.model.state_dict(), saved.section(f"client.{client.id}.model")
+        if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in section.items()}:
+            raise MaplError(f"the checkpoint's model of client {client.id} is not of its backbone {client.backbone!r}")
+        here += tensors.values()
+        there += (section[name] for name in tensors)
+    torch._foreach_copy_(here, there)
+
+
+def _restore_peers(clients: Sequence[Client], saved: Mapping[str, Tensor]) -> None:
+    ends = np.cumsum(saved["counts"].numpy())[:-1]
+    columns = (np.split(saved[name].numpy().copy(), ends) for name in ("ids", "weights", "samples"))
+    for client, *column in zip(clients, *columns, strict=True):
+        client.peers = Peers(*column)
 
 
 def _bytes_tensor(data: bytes) -> Tensor:
@@ -256,23 +364,24 @@ def _bytes_tensor(data: bytes) -> Tensor:
 
 
 def restore(part: Part, saved: Checkpoint) -> None:
+    """Bring a part back to where a checkpoint was taken."""
+    if "ledger" not in saved.tensors:
+        raise OlderRun
     if saved.tensors["recipe"].numpy().tobytes().decode() != part.recipe.fingerprint():
         raise MaplError(
             f"the run's {RECIPE} is not the one that its checkpoint was written with: change it back, or start a new "
             "run (its name, its rounds and its checkpoints may change)"
         )
+    _restore_models(part.clients, saved)
     for client in part.clients:
-        client.model.load_state_dict(saved.section(f"client.{client.id}.model"))
         for name, value in saved.section(f"client.{client.id}.state").items():
             if name in client.state:
                 client.state[name].copy_(value)
             else:  # a method may put something there later than in `prepare`
                 client.state[name] = value
+    _restore_peers(part.clients, saved.section("peers"))
     if part.server is not None:
         part.server.state |= saved.section("server")
     part.engine.load_state(part.clients, saved.section("optimizer"))
-    part.ledger = Ledger.from_state(saved.section("ledger"))
-    part.rounds = decode_all(saved.tensors["history"].numpy().tobytes())
-    for client in part.clients:
-        if (row := part.method.weights(client)) is not None and part.rounds:
-            part.rows[client.id] = row.clone()
+    part.ledger = Ledger(*saved.tensors["ledger"].tolist())
+    part.round = saved.rounds

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+import numpy as np
 from torch import Tensor
 
+from mapl.client import Peers
 from mapl.clock import Clock
 from mapl.errors import MaplError
-from mapl.network import Post
 from mapl.recipe import Recipe
-from mapl.runs.exchange import exchange, letters_ahead
-from mapl.runs.history import Round, sparse_row
+from mapl.runs.exchange import Exchange, letters_ahead, look_around
+from mapl.runs.history import Round
 from mapl.runs.part import Part
 
 
 def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, dict[str, float]]:
-    """One round: learn, write letters, read them, adjust. Returns its line and the seconds of each part."""
+    """One round of the clients that this process holds: train, ask, write, exchange, absorb, record.
+
+    Returns its line of the history and the seconds of each part.
+    """
     clock = clock or Clock()
     seconds = clock.new_round()
     with clock.part("train"):
         losses = part.engine.train_all(part.clients, t)
+    look_around(part.method, part.clients, part.server, part.topology, t)
     with clock.part("evaluate"):
         tested = _test(part, t, "trained")
     before = part.ledger.messages, part.ledger.bytes
-    post = Post(part.ledger, part.recipe.network.letter_limit)
     with clock.part("exchange"):
-        inboxes = exchange(part.method, part.clients, part.server, part.topology, post, t)
-        part.method.absorb_all(t, inboxes)
+        exchange(part, t)
     with clock.part("evaluate"):
         tested = tested or _test(part, t, "mixed")
     line = Round(
@@ -37,11 +37,29 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
         accuracy=tested["accuracy"] if tested else None,
         messages=part.ledger.messages - before[0],
         bytes=part.ledger.bytes - before[1],
-        rows=_changed_rows(part),
         all_images=tested.get("all_images") if tested else None,
     )
-    part.rounds.append(line)
+    part.round = t + 1
     return line, seconds
+
+
+def exchange(part: Part, t: int) -> None:
+    """The letters of a round: written, carried, read and absorbed."""
+    limit = part.recipe.network.letter_limit
+    letters = Exchange(part.method, part.clients, part.server, part.transport, part.ledger, t, limit)
+    part.method.absorb_all(t, letters.run())
+
+
+def graph(part: Part) -> dict[int, Peers]:
+    """The rows of W that the clients here have, by client; none where the method has no graph."""
+    rows = {client.id: row for client in part.clients if (row := part.method.weights(client)) is not None}
+    for client, row in rows.items():
+        if not np.isfinite(row.weights).all():
+            raise MaplError(
+                f"the weights of client {client} are no longer finite in round {part.round - 1}; "
+                "a lower train.learning_rate usually helps"
+            )
+    return rows
 
 
 def _test(part: Part, t: int, moment: str) -> dict[str, list[float]] | None:
@@ -77,19 +95,4 @@ def _spends_budget(part: Part, t: int, moment: str) -> bool:
         return False
     if moment == "mixed":  # they have been sent
         return budget_is_spent(part)
-    return part.ledger.messages + letters_ahead(part.method, part.clients, part.server, part.topology, t) >= budget
-
-
-def _changed_rows(part: Part) -> dict[int, dict[str, list[Any]]]:
-    changed = {}
-    for client in part.clients:
-        row = part.method.weights(client)
-        if row is not None and (client.id not in part.rows or not torch.equal(row, part.rows[client.id])):
-            if not row.isfinite().all():
-                raise MaplError(
-                    f"the weights of client {client.id} are no longer finite in round {len(part.rounds)}; "
-                    "a lower train.learning_rate usually helps"
-                )
-            part.rows[client.id] = row.clone()
-            changed[client.id] = sparse_row(row)
-    return changed
+    return part.ledger.messages + letters_ahead(part.method, part.clients, t) >= budget

@@ -8,21 +8,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mapl.clock import Clock
-from mapl.data.dataset import Dataset
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
 from mapl.model import Backbone
 from mapl.recipe import Recipe, flat, to_toml
 from mapl.runs import checkpoint
 from mapl.runs.files import only_writer, write_aside
-from mapl.runs.history import CLIENTS, HISTORY, PROFILE, RECIPE, TIMES, Record, Round, encode_all, load, load_recipe
-from mapl.runs.part import Part, build_part, cards, given_in_python, lasting, restore, saved_state
-from mapl.runs.round import budget_is_spent, is_tested, play_round
+from mapl.runs.graph import INDEX, ROWS, GraphWriter
+from mapl.runs.history import CLIENTS, HISTORY, PROFILE, RECIPE, TIMES, Record, Round, cut_history, load, load_recipe
+from mapl.runs.part import Data, Part, build_part, cards, given_in_python, lasting, restore, saved_state
+from mapl.runs.round import budget_is_spent, graph, is_tested, play_round
 
 Observer = Callable[[Recipe, Round, dict[str, float]], None]
 """Called after every round with the recipe, the line of the history, and the seconds of each part of the round."""
@@ -32,7 +31,7 @@ def run(
     recipe: Recipe,
     folder: str | Path | None = None,
     *,
-    data: Dataset | None = None,
+    data: Data | None = None,
     backbones: Mapping[str, Backbone] | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] = lambda: False,
@@ -66,7 +65,7 @@ def resume(
     folder: str | Path,
     *,
     rounds: int | None = None,
-    data: Dataset | None = None,
+    data: Data | None = None,
     backbones: Mapping[str, Backbone] | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] = lambda: False,
@@ -104,10 +103,12 @@ def restored_part(folder: str | Path, warn: Callable[[str], None] = lambda messa
 
 
 def _loop(part: Part, folder: Path, observers: Sequence[Observer], stop: Callable[[], bool], clock: Clock) -> Record:
-    recipe, first = part.recipe, len(part.rounds)
+    recipe, first = part.recipe, part.round
+    graph_writer = GraphWriter(folder, [client.id for client in part.clients])
+    graph_writer.cut(first)
     torch.set_num_threads(recipe.train.threads)
     part.engine.warm_up(part.clients)
-    writer = checkpoint.Writer(folder, recipe.checkpoint.keep)
+    writer = checkpoint.Writer(folder, recipe.checkpoint.keep, [folder / name for name in (HISTORY, ROWS, INDEX)])
     with clock.running(part.engine.device), lasting(), writer as checkpoints:
         for t in range(first, recipe.rounds):
             if budget_is_spent(part):
@@ -116,6 +117,7 @@ def _loop(part: Part, folder: Path, observers: Sequence[Observer], stop: Callabl
             last = t + 1 == recipe.rounds or budget_is_spent(part)
             stopping = not last and stop()
             with _writing(folder):
+                graph_writer.append(graph(part))
                 _append(folder / HISTORY, line.line())
                 if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
                     with clock.part("checkpoint"):
@@ -127,9 +129,9 @@ def _loop(part: Part, folder: Path, observers: Sequence[Observer], stop: Callabl
                 observe(recipe, line, seconds)
             if stopping:
                 break
-    if clock.profiling and len(part.rounds) > first:
+    if clock.profiling and part.round > first:
         with _writing(folder):
-            write_aside(folder / PROFILE, json.dumps(clock.profile(len(part.rounds) - first), indent=1).encode())
+            write_aside(folder / PROFILE, json.dumps(clock.profile(part.round - first), indent=1).encode())
     return load(folder)
 
 
@@ -176,16 +178,17 @@ def _another_recipe(folder: Path, recipe: Recipe) -> str:
 
 
 def _cut_to(folder: Path, part: Part) -> None:
-    """Make what is written end where the part that was brought back does: the rounds after it will be played again."""
-    if not budget_is_spent(part):
-        # What was the last round of a shorter run was tested for that alone.
-        untested: dict[str, Any] = {"accuracy": None, "all_images": None}
-        kept = (line if is_tested(part.recipe, line.round) else replace(line, **untested) for line in part.rounds)
-        part.rounds = list(kept)
+    """Cut what is written to where the part that was brought back ends: the rounds after it will be played again."""
+
+    def last(line: Round) -> Round:
+        # The last round of a shorter run was tested only because it was the last.
+        keeps_test = budget_is_spent(part) or is_tested(part.recipe, line.round)
+        return line if keeps_test else replace(line, accuracy=None, all_images=None)
+
     with _writing(folder):
         write_aside(folder / RECIPE, to_toml(part.recipe).encode())
-        write_aside(folder / HISTORY, encode_all(part.rounds))
-        _cut_times(folder / TIMES, len(part.rounds))
+        cut_history(folder / HISTORY, part.round, last)
+        _cut_times(folder / TIMES, part.round)
 
 
 def _cut_times(path: Path, rounds: int) -> None:

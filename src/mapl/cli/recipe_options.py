@@ -1,0 +1,58 @@
+"""The options that make up a recipe, and the recipe that they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mapl.recipe import Provenance, Recipe, Tree
+
+RecipeArgument = Annotated[
+    Path | None,
+    typer.Argument(help="A recipe file (TOML), or paper:CELL (mapl list paper). Default: handwritten digits."),
+]
+MethodOption = Annotated[str | None, typer.Option(help="A method (mapl list methods), or package.module:Name.")]
+DataOption = Annotated[str | None, typer.Option(help="A data set (mapl list data), or package.module:Name.")]
+ScenarioOption = Annotated[int | None, typer.Option(help="The paper's scenario, 1 to 4 (mapl list scenarios).")]
+ClientsOption = Annotated[int | None, typer.Option(help="Number of clients.")]
+RoundsOption = Annotated[int | None, typer.Option(help="Number of rounds.")]
+TopologyOption = Annotated[
+    str | None, typer.Option(help="Who can reach whom (mapl list topologies). 'none' is the control arm.")
+]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of all random draws.")]
+
+KEYS = {
+    "method": "method.name",
+    "data": "data.name",
+    "scenario": "partition.scenario",
+    "clients": "clients",
+    "rounds": "rounds",
+    "topology": "network.topology.name",
+    "seed": "seed",
+    "name": "name",
+}
+"""Which setting each option sets."""
+
+
+def compose_recipe(
+    path: Path | None, settings: Sequence[str] | None, **options: str | int | None
+) -> tuple[Recipe, Provenance]:
+    """The recipe of a file, with options (by the names in `KEYS`) and --set settings over it."""
+    from mapl.paper.tables import resolve
+    from mapl.recipe import assignment, compose, merge, read
+
+    given = [f"{KEYS[name]}={json.dumps(value)}" for name, value in options.items() if value is not None]
+    over: Tree = {}
+    for text in [*given, *(settings or [])]:
+        over = merge(over, assignment(text))
+    layers: list[tuple[str, Tree]] = []
+    if path:
+        layers.append((str(path), resolve(str(path), over) or read(path)))
+    if over:
+        layers.append(("command line", over))
+    return compose(*layers)

@@ -1,0 +1,183 @@
+"""The letters that a client reads in a round.
+
+The letters of one delivery live in one stacked tensor per name and shape. An inbox is a list of places in it, so a
+thousand inboxes cost no more memory than the letters themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mapl.errors import MaplError
+from mapl.network.letter import Letter, nbytes
+
+
+@dataclass(frozen=True)
+class _Shelf:
+    """Every tensor of one name: a stack for each shape, and where in which stack each letter's tensor lies."""
+
+    stacks: list[Tensor]
+    stack_of: Tensor
+    """(n,) the stack that letter i's tensor is in, -1 where the letter has none."""
+    row_of: Tensor
+    """(n,) its row there."""
+
+
+@dataclass(frozen=True)
+class Pile:
+    """The letters of one delivery."""
+
+    senders: Tensor
+    samples: Tensor
+    sizes: Tensor
+    """(n,) bytes of each letter on the wire."""
+    architectures: list[str]
+    shelves: dict[str, _Shelf]
+    own: bool = False
+    """Whether a client that wrote one of these letters has the same tensors now: true where nothing came from outside
+    and nothing is late. Then `Inbox.own_rows` spares it a copy."""
+
+
+class Inbox:
+    """The letters that one client reads in a round, in ascending order of their senders.
+
+    The order is fixed so that sums over an inbox do not depend on who wrote first. Inboxes of a round share their
+    memory: what `tensor` returns is for reading.
+    """
+
+    def __init__(self, pile: Pile, positions: Tensor) -> None:
+        self._pile = pile
+        self._positions = positions
+
+    @classmethod
+    def of(cls, letters: Sequence[Letter]) -> Inbox:
+        """An inbox of letters in any order. Of several letters of one sender, the newest counts, the first of those."""
+        newest: dict[int, Letter] = {}
+        for letter in letters:
+            known = newest.get(letter.sender)
+            if known is None or letter.round > known.round:
+                newest[letter.sender] = letter
+        return cls(pile([newest[sender] for sender in sorted(newest)]), torch.arange(len(newest)))
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @property
+    def senders(self) -> Tensor:
+        """(n,) who wrote them, ascending."""
+        return self._pile.senders[self._positions]
+
+    @property
+    def samples(self) -> Tensor:
+        """(n,) how many training samples stand behind each."""
+        return self._pile.samples[self._positions]
+
+    @property
+    def bytes(self) -> int:
+        """What all of them together weigh on the wire."""
+        return int(self._pile.sizes[self._positions].sum())
+
+    @property
+    def architectures(self) -> list[str]:
+        """The fingerprint of each sender's backbone, or ""."""
+        return [self._pile.architectures[position] for position in self._positions.tolist()]
+
+    def tensor(self, name: str) -> Tensor:
+        """(n, …) the tensors of that name, a row a letter; of an empty inbox, which has no shapes to go by, (0,).
+
+        A view where the rows lie next to each other, otherwise gathered now.
+        """
+        if not len(self):
+            return torch.empty(0)
+        stack, rows = self.rows(name)
+        first, last = int(rows[0]), int(rows[-1])
+        if last - first + 1 == len(rows):  # rows ascend, so nothing is missing between the first and the last
+            return stack[first : last + 1]
+        return stack.index_select(0, rows.to(stack.device))
+
+    def rows(self, name: str) -> tuple[Tensor, Tensor]:
+        """The round's whole stack of that name, and which rows of it are in this inbox (not an empty one).
+
+        For whoever reads many inboxes at once: the stack is the same tensor for all of them.
+        """
+        shelf = self._pile.shelves.get(name)
+        stacks = shelf.stack_of[self._positions] if shelf else torch.full((len(self),), -1)
+        if shelf is None or not len(stacks) or stacks.min() < 0:
+            lacking = self.senders[stacks < 0]
+            who = f"the letter of client {int(lacking[0])}" if len(lacking) else "an empty inbox"
+            raise MaplError(f"{who} has no tensor {name!r}")
+        if stacks.min() != stacks.max():
+            kinds = ", ".join(_kind(shelf.stacks[number]) for number in sorted(set(stacks.tolist())))
+            raise MaplError(
+                f"the tensors {name!r} of this inbox differ ({kinds}): select the letters that are alike first"
+            )
+        return shelf.stacks[int(stacks[0])], shelf.row_of[self._positions]
+
+    @classmethod
+    def join(cls, inboxes: Sequence[Inbox]) -> Inbox:
+        """Some inboxes of one delivery end to end, one after the other; for `senders`, `samples` and `rows` alone."""
+        if any(inbox._pile is not inboxes[0]._pile for inbox in inboxes):
+            raise MaplError("only inboxes of one delivery can be joined")
+        return cls(inboxes[0]._pile, torch.cat([inbox._positions for inbox in inboxes]))
+
+    def delivered_with(self, other: Inbox) -> bool:
+        """Whether both came with one delivery, and so share their memory."""
+        return self._pile is other._pile
+
+    def own_rows(self, name: str, ids: Tensor) -> Tensor:
+        """Where in the stack of `rows(name)` the letters of these clients lie (their own, to them), -1 for none there.
+
+        A client that wrote in this delivery finds there what it has, and need not be copied beside the others.
+        """
+        if not self._pile.own:
+            return torch.full((len(ids),), -1)
+        stack, _ = self.rows(name)
+        pile, shelf = self._pile, self._pile.shelves[name]
+        positions = torch.searchsorted(pile.senders, ids).clamp(max=len(pile.senders) - 1)
+        number = next(i for i, one in enumerate(shelf.stacks) if one is stack)
+        there = (pile.senders[positions] == ids) & (shelf.stack_of[positions] == number)
+        return shelf.row_of[positions].where(there, torch.tensor(-1))
+
+    def select(self, which: Tensor) -> Inbox:
+        """The inbox of some of these letters: a mask (n,), or positions in this inbox."""
+        if which.dtype == torch.bool:
+            if which.shape != (len(self),):
+                raise MaplError(f"a mask of shape {tuple(which.shape)} does not fit an inbox of {len(self)} letters")
+            return Inbox(self._pile, self._positions[which.cpu()])
+        # Sorted and once each: positions come in any order, an inbox does not.
+        chosen = np.unique(self._positions[which.cpu().long()].numpy())
+        return Inbox(self._pile, torch.from_numpy(chosen))
+
+
+@torch.no_grad()
+def pile(letters: Sequence[Letter], own: bool = False) -> Pile:
+    """Copy the tensors of all letters together, once for each name and shape."""
+    places: dict[str, dict[tuple[torch.Size, torch.dtype], list[int]]] = {}
+    for position, letter in enumerate(letters):
+        for name, tensor in letter.tensors.items():
+            places.setdefault(name, {}).setdefault((tensor.shape, tensor.dtype), []).append(position)
+    shelves = {}
+    for name, kinds in places.items():
+        shelf = _Shelf([], torch.full((len(letters),), -1), torch.zeros(len(letters), dtype=torch.long))
+        for number, positions in enumerate(kinds.values()):
+            shelf.stacks.append(torch.stack([letters[position].tensors[name] for position in positions]))
+            shelf.stack_of[positions] = number
+            shelf.row_of[positions] = torch.arange(len(positions))
+        shelves[name] = shelf
+    return Pile(
+        senders=torch.tensor([letter.sender for letter in letters], dtype=torch.long),
+        samples=torch.tensor([letter.samples for letter in letters], dtype=torch.long),
+        sizes=torch.tensor([nbytes(letter) for letter in letters], dtype=torch.long),
+        architectures=[letter.architecture for letter in letters],
+        shelves=shelves,
+        own=own,
+    )
+
+
+def _kind(stack: Tensor) -> str:
+    return f"{list(stack.shape[1:])} {str(stack.dtype).removeprefix('torch.')}"

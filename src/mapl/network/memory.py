@@ -1,0 +1,88 @@
+"""The in-memory post: every client lives in this process, and letters are handed over as tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mapl.errors import MaplError
+from mapl.network.inbox import Inbox, pile
+from mapl.network.letter import Letter
+from mapl.network.transport import Mail
+
+Ids = NDArray[np.int64]
+
+
+class MemoryPost:
+    """A transport for clients that all live in this process. It copies every letter once, however many read it."""
+
+    def __init__(self, own: bool = True) -> None:
+        self.own = own
+        """Whether the letters it is given are as their writers wrote them (see `Pile.own`)."""
+
+    def exchange(self, mail: Mail) -> dict[int, Inbox]:
+        """An inbox for every reader; see `Transport.exchange`."""
+        for sender, letter in mail.letters.items():
+            if letter.sender != sender:
+                raise MaplError(f"the letter posted by client {sender} says that its sender is {letter.sender}")
+        if mail.personal:
+            return _personal(mail)
+        readers = np.array(sorted(mail.requests), dtype=np.int64)
+        asked = [mail.requests[reader].numpy() for reader in readers.tolist()]
+        counts = np.array([len(ids) for ids in asked], dtype=np.int64)
+        wanted = np.concatenate([np.empty(0, dtype=np.int64), *asked])
+        order = np.intersect1d(wanted, np.array(sorted(mail.letters), dtype=np.int64))
+        letters = pile([mail.letters[sender] for sender in order.tolist()], self.own)
+        to = np.repeat(readers, counts)
+        positions, to = _positions(order, wanted, to)
+        starts = np.searchsorted(to, readers)
+        ends = np.searchsorted(to, readers, side="right")
+        places = torch.from_numpy(positions)
+        return {
+            reader: Inbox(letters, places[start:end])
+            for reader, start, end in zip(readers.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        }
+
+
+def _positions(order: Ids, wanted: Ids, to: Ids) -> tuple[Ids, Ids]:
+    """Where in the pile each letter lies that was asked for and written, ascending for each reader, and for whom.
+
+    `order` has the senders in the pile, sorted; `to` is sorted.
+    """
+    if (wanted == to).any():
+        raise MaplError(f"client {to[int(np.argmax(wanted == to))]} asks for its own letter")
+    positions = np.searchsorted(order, wanted)
+    # Past the end of the pile nobody wrote either; an empty pile has no places to look at.
+    written = order.take(positions, mode="clip") == wanted if len(order) else np.zeros(len(wanted), dtype=bool)
+    if not written.all():
+        positions, to = positions[written], to[written]
+    same = to[1:] == to[:-1]
+    if (same & (positions[1:] <= positions[:-1])).any():  # the usual request is sorted already
+        positions = positions[np.lexsort((positions, to))]
+    twice = same & (positions[1:] == positions[:-1])
+    if twice.any():
+        place = int(np.argmax(twice))
+        raise MaplError(f"client {to[place]} asks twice for the letter of client {order[positions[place]]}")
+    return positions, to
+
+
+def _personal(mail: Mail) -> dict[int, Inbox]:
+    """Inboxes where a sender has a letter for each reader. All letters still share one pile."""
+    letters: list[Letter] = []
+    places: dict[int, list[int]] = {}
+    common: dict[int, int] = {}
+    for reader in sorted(mail.requests):
+        places[reader] = []
+        for sender in sorted(mail.requests[reader].tolist()):
+            own = mail.personal.get(reader)
+            if own is not None and own.sender == sender:
+                places[reader].append(len(letters))
+                letters.append(own)
+            elif sender in mail.letters:
+                if sender not in common:
+                    common[sender] = len(letters)
+                    letters.append(mail.letters[sender])
+                places[reader].append(common[sender])
+    stacked = pile(letters)
+    return {reader: Inbox(stacked, torch.tensor(at, dtype=torch.long)) for reader, at in places.items()}

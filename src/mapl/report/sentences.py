@@ -1,0 +1,238 @@
+"""What a run report says, in sentences. Each of them is computed from the records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from mapl.analysis.clusters import adjusted_rand, edges, first_mixed, share_inside
+from mapl.analysis.compare import Arm
+from mapl.report.curves import mesh, term_name
+from mapl.report.embedding import Embedding
+from mapl.report.lines import Line, loss_curve, loss_terms
+from mapl.report.text import DASH, count, listing, percent
+from mapl.runs.history import Record
+
+ARMS_EXPLAINED = (
+    "The collaboration gain is an arm's accuracy minus that of its control, in percentage points. The control is the "
+    "same recipe and seed with no letters at all. Shards and initial weights are equal in both, so the gain is what "
+    "the letters add. An arm that has not played all rounds of its recipe says how many it has; it is compared with "
+    "its control at the round of the arm's last test. ± is a 95 % interval over seeds. Messages, MiB and seconds are "
+    "per run."
+)
+MOST_ARMS = 3
+"""Arms that the top of the page speaks about; the table has them all."""
+LARGEST_CLUSTERING = 500
+"""Clients; a spectral clustering of more takes too long."""
+
+
+def headlines(lines: Sequence[Line]) -> list[str]:
+    """The few things to know."""
+    tested = [(line, line.arm) for line in lines if line.arm is not None]
+    if not tested:
+        return ["None of these runs has been tested yet, so there is no accuracy to show."]
+    best, arm = max(tested, key=lambda pair: pair[1].accuracy.mean)
+    subject = "It" if len(lines) == 1 else f"The arm with the highest accuracy is {best.label}: it"
+    accuracy = (
+        f"{subject} classifies {arm.accuracy.text()} % of its clients' test images correctly (mean over "
+        f"{count(len(best.first.clients), 'client')} and {count(len(arm.seeds), 'seed')} at the last test)."
+    )
+    gains = [gain_sentence(line.label, arm) for line, arm in tested if arm.gain is not None]
+    recovered = [_recovery(line, arm.inside) for line, arm in tested if arm.inside is not None]
+    return [accuracy, *gains[:MOST_ARMS], *recovered[:MOST_ARMS]]
+
+
+def gain_sentence(label: str, arm: Arm) -> str:
+    """What the letters add, and how sure that is."""
+    if arm.gain is None:
+        return ""
+    points = f"Letters change the accuracy of {label} by {arm.gain.text(sign='+')} percentage points"
+    if arm.gain.interval is None:
+        return f"{points}. One seed cannot tell how much of that is chance."
+    if abs(arm.gain.mean) <= arm.gain.interval:
+        return f"{points}. The interval includes 0, so these seeds do not show that letters help or hurt."
+    return f"{points}. The interval lies {'above' if arm.gain.mean > 0 else 'below'} 0."
+
+
+def gain_cell(arm: Arm) -> str:
+    """The collaboration gain, or why there is none."""
+    if arm.gain is not None:
+        return arm.gain.text(sign="+")
+    return f"{DASH} (is a control)" if arm.is_control else f"{DASH} (no control given)"
+
+
+def _recovery(line: Line, inside: float) -> str:
+    return (
+        f"Of the weight that clients of {line.label} give to others, {percent(inside)} stays inside the true clusters, "
+        f"which no client is told about ({percent(_share_at_first(line))} when they first mixed)."
+    )
+
+
+def _share_at_first(line: Line) -> float | None:
+    """The share of weight inside clusters in the first round that mixed, mean over seeds."""
+    shares = []
+    for run in line.runs:
+        first = first_mixed(run)
+        if first is not None and (share := share_inside(run.weights(first), _clusters(run))) is not None:
+            shares.append(share)
+    return fmean(shares) if shares else None
+
+
+def _clusters(record: Record) -> list[int]:
+    return [card.cluster for card in record.clients]
+
+
+# Captions
+
+
+def accuracy_caption(lines: Sequence[Line]) -> str:
+    arms = [(line.label, line.arm) for line in lines if line.arm is not None]
+    ranked = sorted(arms, key=lambda pair: -pair[1].accuracy.mean)
+    shown = arms if len(arms) <= 4 else [ranked[0], ranked[-1]]
+    ends = listing(f"{label} {arm.accuracy.text()} %" for label, arm in shown)
+    if len(arms) > len(shown):
+        ends = f"between {ends}"
+    least, most = (choose(arms, key=lambda pair: pair[1].spread) for choose in (min, max))
+    if len(arms) > 1 and round(100 * least[1].spread, 1) < round(100 * most[1].spread, 1):
+        spread = f"is largest in {most[0]} ({100 * most[1].spread:.1f} points) and smallest in {least[0]} "
+        spread += f"({100 * least[1].spread:.1f})"
+    else:
+        spread = f"is {100 * most[1].spread:.1f} points"
+    return (
+        f"Test accuracy by round. At the last test: {ends}. The standard deviation over clients {spread}. On the "
+        "right, each dot is one client of one seed, and each bar is a mean."
+    )
+
+
+def data_caption(record: Record) -> str:
+    groups: dict[int, set[int]] = {}
+    for card in record.clients:
+        groups.setdefault(card.cluster, set()).update(card.classes)
+    shared = sum(len(a & b) > 0 for i, a in groups.items() for j, b in groups.items() if i < j)
+    if len(groups) == 1:
+        verdict = "There is only one cluster: all clients draw from the same classes"
+    elif shared == 0:
+        verdict = "No class occurs in two clusters, so only clients of one cluster can learn from each other's data"
+    else:
+        verdict = f"{count(shared, 'pair')} of clusters share classes, so clusters differ only by degree"
+    return (
+        f"The data of {record.folder.name}. Left: a coloured cell means that the client trains on that class; colours "
+        f"are the {count(len(groups), 'true cluster')}. Right: classes that both clients have, over classes that "
+        f"either has. {verdict}. No method sees this picture."
+    )
+
+
+def graph_caption(line: Line, rounds: dict[int, str]) -> str:
+    record = line.first
+    size = len(record.clients)
+    text = (
+        f"{line.label}, seed {record.recipe.seed}. Grey: the true overlap of classes. Blue: the mixing matrix W; row i "
+        "is how much client i listens to each of the others and to itself. Orange lines separate the true clusters. "
+        f"After round {len(record.rounds)}, {edges(record.weights()):,} of {size * (size - 1):,} edges are in use."
+    )
+    return f"{text} {_graph_verdict(record, min(rounds))}"
+
+
+def _graph_verdict(record: Record, first: int) -> str:
+    """How much closer the graph came to the clusters than the network alone brings it."""
+    clusters = _clusters(record)
+    if len(set(clusters)) < 2:
+        return "With one cluster there is nothing to recover."
+    graphs = record.weights(first), record.weights()
+    before, after = (share_inside(graph, clusters) for graph in graphs)
+    if before is None or after is None:
+        return "In the end nobody listens to anybody."
+    text = f"The share of weight inside the clusters went from {percent(before)} to {percent(after)}: "
+    if after >= (1 + before) / 2 and after > before:
+        text += f"clients {_kin_found(graphs[1], clusters, after)}, without seeing any of it."
+    elif after > before + 0.02:
+        text += "clients prefer those whose data are like their own, but still hear many others."
+    else:
+        text += "the graph says no more about the clusters than it did at first."
+    return f"{text} {_rand_sentence(*graphs, clusters)}".strip()
+
+
+def _kin_found(graph: Tensor, clusters: list[int], share: float) -> str:
+    """Whom the clients found. All weight can be inside the clusters while some of their members are still missed."""
+    if round(100 * share) < 100:
+        return "found most of those whose data are like their own"
+    label = torch.tensor(clusters)
+    kin = (label[:, None] == label[None, :]).fill_diagonal_(False)
+    if bool((graph[kin] > 0).all()):
+        return "found all of those whose data are like their own"
+    return "listen to some of those whose data are like their own and to hardly anybody else"
+
+
+def _rand_sentence(first: Tensor, last: Tensor, clusters: list[int]) -> str:
+    """How well a clustering of the graph agrees with the true clusters, if there is anything to cluster."""
+    if len(clusters) > LARGEST_CLUSTERING or _is_uniform(last) or (rand := adjusted_rand(last, clusters)) is None:
+        return ""
+    if _is_uniform(first):
+        index = f"{rand:.2f} at the end (1 is exact, 0 is chance); at first W was uniform, so there was none"
+    else:
+        index = f"{adjusted_rand(first, clusters):.2f} at first and {rand:.2f} at the end (1 is exact, 0 is chance)"
+    return f"The adjusted Rand index of the true clusters and a spectral clustering of W is {index}."
+
+
+def _is_uniform(graph: Tensor) -> bool:
+    """Whether all hear each other alike: any clustering of such a graph is arbitrary."""
+    others = graph[~torch.eye(len(graph), dtype=torch.bool)]
+    return bool(others.max() - others.min() < 1e-6)
+
+
+def embedding_caption(line: Line, embedding: Embedding) -> str:
+    if embedding.aligned >= (1 + embedding.by_chance) / 2:
+        verdict = "a class lies in the same place whichever client's model sees it"
+    elif embedding.aligned > embedding.by_chance + 0.05:
+        verdict = "the clients' spaces are partly alike"
+    else:
+        verdict = "each client has a space of its own"
+    return (
+        f"{line.label}, seed {line.first.recipe.seed}, after {count(embedding.rounds, 'round')}: embeddings z of "
+        f"{len(embedding.points):,} test images, each from its own client's model, laid out by t-SNE. Colours are "
+        "classes on the left and clients on the right; shapes are clusters. The nearest point of another client has "
+        f"the same class for {percent(embedding.aligned)} of the points (by chance {percent(embedding.by_chance)}) and "
+        f"the same cluster for {percent(embedding.kin)} (by chance {percent(embedding.kin_by_chance)}): {verdict}. "
+        "In a t-SNE, distances between far islands mean nothing."
+    )
+
+
+def loss_caption(lines: Sequence[Line]) -> str:
+    line = max(lines, key=lambda one: len(loss_terms(one)))
+    ends = []
+    for term in loss_terms(line):
+        mean = loss_curve(line, term).mean
+        ends.append(f"{term_name(term)} from {mean[0]:.4g} to {mean[-1]:.4g}")
+    more = " Arms without a term have no line in its panel." if len({tuple(loss_terms(x)) for x in lines}) > 1 else ""
+    return (
+        "The terms of the training loss, each on its own scale; a client minimises their sum. Mean over clients, "
+        f"10–90 % of them shaded. In {line.label}: {listing(ends)}.{more}"
+    )
+
+
+def messages_caption(lines: Sequence[Line]) -> str:
+    totals = []
+    for line in lines:
+        sent, full = (fmean(per_run) for per_run in _messages(line))
+        if sent and full:
+            totals.append(f"{line.label} {_against_mesh(sent, full)}")
+    return (
+        "What the network carried, counted by its ledger. Dashed: everybody writes to everybody in every round. "
+        f"Messages of a whole run: {listing(totals)}."
+    )
+
+
+def _messages(line: Line) -> tuple[list[int], list[int]]:
+    """Messages of each run, and those of the full mesh over as many rounds."""
+    return [run.messages for run in line.runs], [mesh(line) * len(run.rounds) for run in line.runs]
+
+
+def _against_mesh(sent: float, full: float) -> str:
+    """The messages of a run beside those of the full mesh."""
+    if f"{sent:,.0f}" == f"{full:,.0f}":
+        return f"{sent:,.0f} (the full mesh)"
+    share = f"{100 * (1 - sent / full):.0f} % saved" if sent < full else f"{sent / full:.3g} times as many"
+    return f"{sent:,.0f} instead of {full:,.0f} ({share})"

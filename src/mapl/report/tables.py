@@ -1,0 +1,89 @@
+"""The tables of a run report: arms, clients, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from mapl.analysis.clusters import first_mixed
+from mapl.report.document import Entry, Table
+from mapl.report.lines import Line
+from mapl.report.sentences import gain_cell
+from mapl.report.text import DASH, percent, ranges
+from mapl.runs.history import Record
+
+MOST_CLIENTS = 200
+"""Clients that the table of clients lists."""
+
+
+def arms_table(lines: Sequence[Line]) -> Table:
+    """One row per arm."""
+    titles = "arm|seeds|accuracy (%)|std over clients|collaboration gain|inside clusters|messages|MiB|seconds"
+    return Table(titles.split("|"), [[Entry((line.label,), colour=line.colour), *_numbers(line)] for line in lines])
+
+
+def _numbers(line: Line) -> list[str]:
+    arm = line.arm
+    if arm is None:
+        seconds = fmean(run.seconds for run in line.runs)
+        return [str(len(line.runs)), "not tested yet", *[DASH] * 5, f"{seconds:,.0f}"]
+    return [
+        str(len(arm.seeds)),
+        arm.accuracy.text(),
+        f"{100 * arm.spread:.1f}",
+        gain_cell(arm),
+        percent(arm.inside),
+        f"{arm.messages:,.0f}",
+        f"{arm.bytes / 2**20:,.1f}",
+        f"{arm.seconds:,.0f}",
+    ]
+
+
+def runs_table(lines: Sequence[Line]) -> Table:
+    """One row per run: its folder, and how far it came."""
+    rows = [
+        [
+            run.folder.name,
+            line.label,
+            str(run.recipe.seed),
+            f"{len(run.rounds)} of {run.recipe.rounds}",
+            f"{100 * run.mean:.1f}" if run.tested else DASH,
+            run.recipe.fingerprint(),
+        ]
+        for line in lines
+        for run in line.runs
+    ]
+    return Table(["folder", "arm", "seed", "rounds", "accuracy (%)", "fingerprint"], rows, words=2)
+
+
+def clients_table(record: Record) -> Table:
+    """One row per client."""
+    weights = None if first_mixed(record) is None else record.weights().clone().fill_diagonal_(0)
+    rows = [
+        [
+            str(card.id),
+            str(card.cluster),
+            card.backbone,
+            ranges(card.classes),
+            DASH if weights is None else _listens_to(weights[card.id]),
+            f"{card.parameters:,}",
+            f"{card.samples:,}",
+            f"{card.tests:,}",
+            f"{100 * float(record.accuracy[card.id]):.1f}" if record.tested else DASH,
+        ]
+        for card in record.clients[:MOST_CLIENTS]
+    ]
+    titles = "client|cluster|backbone|classes|listens most to|parameters|training images|test images|accuracy (%)"
+    return Table(titles.split("|"), rows, words=5)
+
+
+def _listens_to(weights: Tensor) -> str:
+    """Whom a client listens to most, apart from itself; equal weights are named together."""
+    share = float(weights.max())
+    if share <= 0:
+        return "nobody"
+    alike = torch.nonzero(weights > share - 1e-9).flatten().tolist()
+    return f"{ranges(alike)} ({share:.2f}{' each' if len(alike) > 1 else ''})"

@@ -1,0 +1,144 @@
+"""The collaboration graph on disk: W round by round, sparse, appended once, and read without replaying.
+
+Two files of a run's folder, both in the machine's little-endian order:
+
+    graph.rows     rows of W, one after another: n, then n ids (int64), then n weights (float64), zeros left out
+    graph.index    one record per round (int64): where graph.rows ended, then for each client where its row lies
+
+A row is appended when it changes. A record points to every client's current row, so W of any round takes one record and
+one row per client to read. A client that has not mixed yet has -1 in the index, and its row of the identity in W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mapl.client import Peers
+from mapl.errors import MaplError
+
+ROWS, INDEX = "graph.rows", "graph.index"
+NEVER = -1
+"""In the index: the client has no row yet."""
+
+Row = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Whom a client listens to, and how much."""
+
+
+class GraphWriter:
+    """Appends W to a run's folder, round by round."""
+
+    def __init__(self, folder: Path, clients: Sequence[int]) -> None:
+        self._rows, self._index = folder / ROWS, folder / INDEX
+        self._clients = list(clients)
+        self._offsets = np.full(len(clients), NEVER, dtype="<i8")
+        self._last: dict[int, bytes] = {}
+        self._end = 0
+
+    def cut(self, rounds: int) -> None:
+        """Go on after so many rounds: forget what was written later."""
+        graph = Graph(self._rows.parent, self._clients)
+        if not rounds or not self._index.exists():
+            self._rows.unlink(missing_ok=True)
+            self._index.unlink(missing_ok=True)
+            return
+        record = graph.record(rounds - 1)
+        self._end, self._offsets = int(record[0]), record[1:].copy()
+        with self._rows.open("r+b") as rows, self._index.open("r+b") as index:
+            rows.truncate(self._end)
+            index.truncate(rounds * record.nbytes)
+        self._last = {c: _encoded(*row) for c, row in graph.rows(rounds - 1).items()}
+
+    def append(self, rows: dict[int, Peers]) -> None:
+        """Write down a round's W: the rows of all clients that have one."""
+        if not rows and not self._index.exists():
+            return  # a method without a graph
+        new: list[bytes] = []
+        for place, client in enumerate(self._clients):
+            if client not in rows:
+                continue
+            data = _encoded(rows[client].ids, rows[client].weights)
+            if data != self._last.get(client):
+                self._last[client], self._offsets[place] = data, self._end
+                self._end += len(data)
+                new.append(data)
+        with self._rows.open("ab") as file:
+            file.write(b"".join(new))
+        with self._index.open("ab") as file:
+            file.write(np.concatenate([[self._end], self._offsets]).astype("<i8").tobytes())
+
+
+@dataclass(frozen=True)
+class Graph:
+    """W of every round of a run, read from its folder."""
+
+    folder: Path
+    clients: Sequence[int]
+    """The clients that the run's process held, in the order of the index."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run's method has a graph, and a round was played."""
+        return (self.folder / INDEX).exists()
+
+    def record(self, round: int) -> NDArray[np.int64]:
+        """A round's record of the index."""
+        size = 8 * (1 + len(self.clients))
+        with (self.folder / INDEX).open("rb") as file:
+            file.seek(round * size)
+            data = file.read(size)
+        if len(data) < size:
+            raise MaplError(f"{str(self.folder / INDEX)!r} has no record of round {round}: it was cut or damaged")
+        return np.frombuffer(data, "<i8")
+
+    def rows(self, round: int, known: NDArray[np.int64] | None = None) -> dict[int, Row]:
+        """The rows of W at the end of a round, by client; of clients in `known` places, only those that moved."""
+        if not self.exists:
+            return {}
+        offsets = self.record(round)[1:]
+        wanted = np.flatnonzero((offsets != NEVER) & (offsets != known if known is not None else True))
+        if not len(wanted):
+            return {}
+        data = np.memmap(self.folder / ROWS, np.uint8, "r")
+        return {self.clients[place]: _decoded(data, int(offsets[place])) for place in wanted.tolist()}
+
+    def matrices(self, rounds: int, clients: int) -> Iterator[Tensor]:
+        """W (M, M) at the end of each round; the matrix is one object, changed in place."""
+        matrix = torch.eye(clients, dtype=torch.float64)
+        known = np.full(len(self.clients), NEVER)
+        for round in range(rounds):
+            fill(matrix, self.rows(round, known))
+            if self.exists:
+                known = self.record(round)[1:]
+            yield matrix
+
+
+def fill(matrix: Tensor, rows: dict[int, Row]) -> None:
+    """Put sparse rows into W (M, M), in place."""
+    for client, (ids, weights) in rows.items():
+        matrix[client] = 0
+        matrix[client, torch.from_numpy(ids)] = torch.from_numpy(weights)
+
+
+def _encoded(ids: NDArray[np.int64], weights: NDArray[np.float64]) -> bytes:
+    some = weights != 0
+    if not some.all():
+        ids, weights = ids[some], weights[some]
+    return len(ids).to_bytes(8, "little") + ids.astype("<i8").tobytes() + weights.astype("<f8").tobytes()
+
+
+def _decoded(data: NDArray[np.uint8], offset: int) -> Row:
+    if not 0 <= offset <= len(data) - 8:
+        raise MaplError(f"{ROWS} is damaged: it has no row at byte {offset}")
+    count = int(data[offset : offset + 8].view("<i8")[0])
+    start, middle, end = offset + 8, offset + 8 + 8 * count, offset + 8 + 16 * count
+    if count < 0 or end > len(data):
+        raise MaplError(f"{ROWS} is damaged: the row at byte {offset} does not fit")
+    # Copies: whoever keeps a row should not keep the file open.
+    return data[start:middle].copy().view("<i8"), data[middle:end].copy().view("<f8")

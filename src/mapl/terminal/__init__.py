@@ -1,0 +1,1 @@
+"""What commands share: progress, Ctrl-C, warnings and errors, and options that several of them take."""

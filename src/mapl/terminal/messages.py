@@ -1,0 +1,31 @@
+"""What a command says outside its results."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+
+def warn(message: str) -> None:
+    """A warning, on standard error, where it does not get into results that are piped."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def error(message: object) -> None:
+    """Why a command failed, on standard error."""
+    Console(stderr=True, highlight=False).print("[bold red]error:[/]", end=" ")
+    print(message, file=sys.stderr)
+
+
+def console() -> Console:
+    """Where tables are printed. A pipe has no width, so they are not cut or wrapped to fit one."""
+    return Console(width=None if sys.stdout.isatty() else 1000)
+
+
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

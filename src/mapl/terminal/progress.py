@@ -1,0 +1,102 @@
+"""How far a command is: a live bar on a terminal, a plain line now and then in a pipe or a log file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from mapl.terminal.messages import duration
+
+
+class Show(Protocol):
+    """Shows that `done` of `total` is done, in the words of `text`, with `left` seconds to go."""
+
+    def __call__(self, done: int, total: int, text: str, left: float | None) -> None:
+        """`total` is 0, and `left` None, as long as they are unknown."""
+        ...
+
+
+@contextmanager
+def progress(stream: TextIO | None = None, every: float | None = None) -> Iterator[Show]:
+    """A bar, or plain lines: one for each tenth of the work, or one `every` so many seconds.
+
+    Plain lines go to standard error, unless `stream` says otherwise.
+    """
+    if not sys.stdout.isatty():
+        yield PlainLines(stream or sys.stderr, every)
+        return
+    text, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}")
+    with Bar(text, BarColumn(), TimeElapsedColumn(), left) as bar:
+        task = bar.add_task("starting", total=None, left="")
+
+        def show(done: int, total: int, text: str, left: float | None) -> None:
+            bar.update(task, description=text, completed=done, total=total or None, left=_left(left))
+
+        yield show
+
+
+@contextmanager
+def counting(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress that is only told how much is done, and how much there is."""
+    with progress() as show:
+        pace = Pace()
+
+        def count(done: int, total: int) -> None:
+            show(done, total, f"{name}: {100 * done // total} %" if total else name, pace(done, total))
+
+        yield count
+
+
+class PlainLines:
+    """One line for each tenth of the work; or one `every` so many seconds, from when the time left is known."""
+
+    def __init__(self, stream: TextIO, every: float | None = None):
+        self.stream = stream
+        self.every = every
+        self.tenth = 0
+        self.last = float("-inf")
+
+    def __call__(self, done: int, total: int, text: str, left: float | None) -> None:
+        if self._due(done, total, left):
+            print(f"{text}  {_left(left)}".rstrip(), file=self.stream, flush=True)
+
+    def _due(self, done: int, total: int, left: float | None) -> bool:
+        if self.every is None:
+            before, self.tenth = self.tenth, 10 * done // total if total else 0
+            return self.tenth > before
+        now = time.monotonic()
+        if left is None or now - self.last < self.every:
+            return False
+        self.last = now
+        return True
+
+
+class Pace:
+    """Estimates how many seconds are left, from what was done since it was first asked.
+
+    What was done before that (a run that is resumed, a download that goes on) took none of our time.
+    """
+
+    def __init__(self) -> None:
+        self.start: tuple[int, float] | None = None
+
+    def __call__(self, done: int, total: int) -> float | None:
+        now = time.monotonic()
+        if self.start is None:
+            self.start = done, now
+        before, since = self.start
+        if done >= total > 0:
+            return 0.0
+        if not total or done <= before:
+            return None
+        return (now - since) / (done - before) * (total - done)
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f"{duration(seconds)} left"

@@ -1,0 +1,79 @@
+"""What commands share: progress in a pipe, the time left, warnings."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from mapl.terminal import progress as module
+from mapl.terminal.messages import duration, warn
+from mapl.terminal.progress import Pace, PlainLines, counting, progress
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """A clock that a test sets: `clock[0]` is now."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("total", [1, 3, 10, 25, 1000])
+def test_a_line_for_each_tenth_and_one_at_the_end(total):
+    out = io.StringIO()
+    lines = PlainLines(out)
+    for done in range(1, total + 1):
+        lines(done, total, f"{done}", None)
+    said = [int(line) for line in out.getvalue().splitlines()]
+    assert len(said) == min(total, 10)
+    assert said[-1] == total
+    assert [10 * done // total for done in said] == sorted({10 * done // total for done in said})
+
+
+def test_lines_by_the_clock_begin_when_the_time_left_is_known(clock):
+    out = io.StringIO()
+    lines = PlainLines(out, every=30)
+    for now, left in [(0, None), (5, 200.0), (10, 195.0), (34, 171.0), (35, 170.0), (70, None), (71, 134.0)]:
+        clock[0] = now
+        lines(1, 2, f"at {now}", left)
+    assert out.getvalue().splitlines() == ["at 5  3 min left", "at 35  3 min left", "at 71  2 min left"]
+
+
+def test_the_time_left_counts_only_what_was_done_here(clock):
+    pace = Pace()
+    assert pace(50, 100) is None, "a resumed run: nothing is known of its speed"
+    clock[0] = 10.0
+    assert pace(60, 100) == pytest.approx(40.0)
+    assert pace(60, 0) is None, "nobody knows the whole"
+    assert pace(100, 100) == 0.0
+
+
+def test_counting_says_percent_and_nothing_while_the_whole_is_unknown(clock, capsys):
+    with counting("file.gz") as count:
+        count(5, 0)
+        count(5, 100)
+        clock[0] = 4.0
+        count(25, 100)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "file.gz: 25 %  15 s left\n")
+
+
+def test_a_terminal_gets_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress() as show:
+        show(1, 4, "round 1/4 [not markup]", 12.0)
+    said = capsys.readouterr().out
+    assert "[not markup]" in said
+    assert "12 s left" in said
+    assert "\x1b[" in said
+
+
+def test_durations_and_warnings(capsys):
+    assert [duration(s) for s in (40, 600, 12000)] == ["40 s", "10 min", "3 h 20 min"]
+    warn("careful")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "warning: careful\n")
