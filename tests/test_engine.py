@@ -169,9 +169,9 @@ def test_a_step_of_sgd_by_hand():
 
 def test_training_lowers_the_loss_and_reaches_an_accuracy_above_chance():
     part = play(small(rounds=15, partition={"shots": 10, "test_shots": 20}, network={"topology": {"name": "none"}}))
-    first, last = part.rounds[0].losses["cross_entropy"], part.rounds[-1].losses["cross_entropy"]
+    first, last = part.lines[0].losses["cross_entropy"], part.lines[-1].losses["cross_entropy"]
     assert sum(last) < 0.7 * sum(first)
-    assert sum(part.rounds[-1].accuracy) / 4 > 0.5  # 0.2 by chance: each client has five classes
+    assert sum(part.lines[-1].accuracy) / 4 > 0.5  # 0.2 by chance: each client has five classes
 
 
 def test_accuracy_is_the_share_of_test_images_classified_rightly_in_evaluation_mode():
@@ -249,13 +249,12 @@ def test_no_bit_depends_on_how_many_clients_train_at_a_time(reset):
     for workers in (1, 2, 5):
         torch.manual_seed(workers)
         before = torch.random.get_rng_state()
-        parts.append(mixed_world(engine={"workers": workers}, train={"batch": 4, "reset": reset}))
-        for t in range(2):
-            play_round(parts[-1], t)
+        part = mixed_world(engine={"workers": workers}, train={"batch": 4, "reset": reset})
+        parts.append(play(part.recipe, 2, part))
         assert torch.equal(torch.random.get_rng_state(), before)
     for part in parts[1:]:
         assert_same(parameters(parts[0]), parameters(part))
-        assert part.rounds == parts[0].rounds
+        assert part.lines == parts[0].lines
 
 
 def test_one_client_s_training_does_not_depend_on_the_others_in_its_call():
