@@ -111,8 +111,8 @@ def made_of(train: list[int], test: list[int], classes: int, image: tuple[int, i
 def in_child(target: Callable[..., object], *args: object) -> ForkServerProcess:
     """A new process that calls `target`, started from one that has imported the package already: in milliseconds."""
     context = multiprocessing.get_context("forkserver")
-    # The last two are imported by the first use of an optimiser and of the digits, and take longer than a whole run.
-    context.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "torch._dynamo", "sklearn.datasets"])
+    # The last one is imported by the first use of the digits, and takes longer than a whole run.
+    context.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "sklearn.datasets"])
     process = context.Process(target=target, args=args, daemon=True)
     process.start()
     return process
