@@ -36,6 +36,16 @@ def test_a_new_method_and_its_results(tmp_path: Path) -> None:
     assert "client 0 again" in out
 
 
+def test_a_network_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own_network.py").write_text((EXAMPLES / "own_network.py").read_text())
+    run = [sys.executable, "-m", "mapl", "run", "--method", "own_network:SharedGuide", *SMALL]
+    call(*run, "--name", "bytes", "--set", "network.transport=bytes", cwd=tmp_path)
+    call(*run, "--name", "memory", cwd=tmp_path)
+    histories = [(tmp_path / "runs" / name / "history.jsonl").read_bytes() for name in ("bytes", "memory")]
+    assert histories[0] == histories[1]
+    assert b'"guide":[' in histories[0]
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(example: Path) -> None:
     assert len(example.read_text().splitlines()) < 80

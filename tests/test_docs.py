@@ -1,0 +1,63 @@
+"""The documents point to files and names that exist, and their code runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import mapl
+from mapl import Recipe
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "benchmarks/README.md", "benchmarks/NOTES.md", "results/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    here = [link for link in links if not link.startswith("http")]
+    assert not [link for link in here if not (page.parent / link).exists()]
+
+
+def test_the_architecture_fits_on_two_screens() -> None:
+    assert len((ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def named_in(text: str) -> list[tuple[str, str]]:
+    """Every `file.py`: `Name`, `Name` of a table, as (module, name)."""
+    found = []
+    for file, names in re.findall(r"`([\w/]+)\.py`: ((?:`[\w.]+`(?:, )?)+)", text):
+        found += [("mapl." + file.replace("/", "."), name) for name in re.findall(r"`([\w.]+)`", names)]
+    return found
+
+
+def test_the_paper_points_to_names_that_exist() -> None:
+    found = named_in((ROOT / "docs/paper.md").read_text(encoding="utf-8"))
+    assert len(found) > 20
+    for module, name in found:
+        thing = importlib.import_module(module)
+        for part in name.split("."):
+            thing = getattr(thing, part)
+
+
+def test_the_backbone_and_the_results_of_the_guide(tmp_path: Path) -> None:
+    text = (ROOT / "docs/new-method.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    backbone = next(block for block in blocks if block.startswith("# my_nets.py"))
+    reading = next(block for block in blocks if "mapl.load(" in block)
+    names: dict[str, type[nn.Module]] = {}
+    exec(backbone, names)
+    recipe = Recipe.of(clients=4, rounds=8, method={"name": "mapl", "warmup": 2}, partition={"shots": 4})
+    record = mapl.run(recipe, tmp_path / "run", backbones={"tiny": names["Tiny"]})
+    found: dict[str, object] = {}
+    exec(reading.replace("runs/mine", str(tmp_path / "run")), found)
+    row = record.weights(7)[0]
+    assert found["ids"].tolist() == row.nonzero().flatten().tolist()  # type: ignore[attr-defined]
+    assert found["weights"].tolist() == row[row != 0].tolist()  # type: ignore[attr-defined]
