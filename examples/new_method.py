@@ -1,7 +1,7 @@
 """A new method is one file: what a client minimises, what it shares, what it does with what it hears.
 
-This one trains by cross-entropy and lets every client move its head half-way to the median of its neighbours' heads,
-which a few wild neighbours cannot pull far. Run it by its import path, from the folder that holds this file:
+This one trains by cross-entropy. Every client then moves its head half-way to the median of its neighbours' heads, which
+a few outliers cannot pull far. Run it by its import path, from the folder that holds this file:
 
     mapl run --method new_method:MedianHead
 """
@@ -41,6 +41,6 @@ class MedianHead(Method[MedianHeadSettings]):
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         if len(inbox):
-            with torch.no_grad():  # in place: what a training step reads is never replaced, only overwritten
+            with torch.no_grad():  # in place: what a training step reads is overwritten, never replaced
                 median = inbox.tensor("head").median(dim=0).values
                 client.model.head.weight.lerp_(median, self.settings.pull)

@@ -1,4 +1,4 @@
-"""Bring your own network and your own tensors: everything else stays the same.
+"""Your own networks and your own tensors; everything else stays the same.
 
 python examples/own_model_and_data.py
 """
@@ -24,7 +24,7 @@ def stripes(count: int, seed: int) -> mapl.Images:
 
 
 class Shallow(nn.Sequential):
-    """A backbone maps images to embeddings: it is called with the image's shape and the embedding's size."""
+    """A backbone maps images to embeddings. It is made from the shape of an image and the size of the embedding."""
 
     def __init__(self, image: tuple[int, int, int], embedding: int):
         super().__init__(
@@ -37,7 +37,7 @@ class Shallow(nn.Sequential):
 
 
 def wide(image: tuple[int, int, int], embedding: int) -> nn.Module:
-    """A plain function does as well."""
+    """A plain function works too."""
     channels, height, width = image
     return nn.Sequential(
         nn.Flatten(),

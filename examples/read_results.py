@@ -1,4 +1,4 @@
-"""Read a run's results: no special tools, the folder is JSON lines and TOML.
+"""Read a run's results: accuracies, losses, messages, who listens to whom, and the trained models.
 
 python examples/read_results.py runs/digits-s1-mapl-full-m10-seed0
 """
@@ -20,12 +20,12 @@ def main(folder: str) -> None:
     print(f"{record.messages:,} messages, {record.bytes:,} bytes, {record.seconds:.1f} s")
 
     clusters = [card.cluster for card in record.clients]
-    weights = record.weights()  # (M, M), the last round's; record.weights(10) is that of round 10
+    weights = record.weights()  # W (M, M) of the last round; record.weights(10) is that of round 10
     inside, rand = share_inside(weights, clusters), adjusted_rand(weights, clusters)
     if inside is not None and rand is not None:  # None if nobody listens to anybody, or all are in one cluster
         print(f"weight inside true clusters {inside:.2f}, adjusted Rand index {rand:.2f}")
 
-    part = restored_part(folder)  # the trained models themselves, from the newest checkpoint
+    part = restored_part(folder)  # the trained models, from the newest checkpoint
     if part is not None:
         client = part.clients[0]
         share = float(part.engine.evaluate(client).double().mean())

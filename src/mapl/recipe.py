@@ -149,8 +149,8 @@ class Recipe(Section):
         """The name of the run, or one made from its settings."""
         alike = list(self.model.backbones) if len(set(self.model.backbones)) == 1 else []
         parts = (self.data.name, self.partition.short(), self.method.name, *alike, self.network.topology.name)
-        made = "-".join(part.replace(":", ".").replace("/", ".") for part in parts)
-        return self.name or f"{made}-m{self.clients}-seed{self.seed}"
+        title = "-".join(part.replace(":", ".").replace("/", ".") for part in parts)
+        return self.name or f"{title}-m{self.clients}-seed{self.seed}"
 
     def fingerprint(self) -> str:
         """16 hex digits, equal for recipes that describe the same run, whatever its name, device and length."""

@@ -252,10 +252,10 @@ class Augmentation:
         valid = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
         first = valid.byte().argmax(dim=1, keepdim=True)
         crop_height, crop_width = heights.gather(1, first), widths.gather(1, first)
-        above, beside = height - crop_height, width - crop_width
+        spare_height, spare_width = height - crop_height, width - crop_width
         central = first == CROP_TRIES
-        top = torch.where(central, (above / 2).floor(), _integer(draws["crop_top"], above))
-        left = torch.where(central, (beside / 2).floor(), _integer(draws["crop_left"], beside))
+        top = torch.where(central, (spare_height / 2).floor(), _integer(draws["crop_top"], spare_height))
+        left = torch.where(central, (spare_width / 2).floor(), _integer(draws["crop_left"], spare_width))
         return top, left, crop_height, crop_width
 
     def _jitter(self, draws: Draws, name: str, amount: float) -> Tensor:

@@ -176,14 +176,14 @@ def unpack(archive: Path, into: Path) -> None:
 
     The archive may contain the folder of that name, or only its content.
     """
-    aside = into.with_name(f".{into.name}.unpacking")
-    shutil.rmtree(aside, ignore_errors=True)
+    temporary = into.with_name(f".{into.name}.unpacking")
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(aside, filter="data")  # refuses paths outside the folder
-        whole = aside / into.name
-        (whole if whole.is_dir() else aside).rename(into)
+            tar.extractall(temporary, filter="data")  # refuses paths outside the folder
+        whole = temporary / into.name
+        (whole if whole.is_dir() else temporary).rename(into)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise MaplError(f"{str(archive)!r} cannot be unpacked: {error}; remove it, then get it again") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

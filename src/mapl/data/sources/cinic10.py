@@ -95,13 +95,13 @@ def _kept(cache: Path, key: str) -> list[Array] | None:
 
 def _keep(decoded: Sequence[Array], cache: Path, key: str) -> None:
     """Write to another name and rename, so that a crash leaves no partial file. A read-only folder only costs time."""
-    aside = cache.with_name(f".{cache.name}.{os.getpid()}")
+    temporary = cache.with_name(f".{cache.name}.{os.getpid()}")
     try:
-        save_file(dict(zip(SPLITS, decoded, strict=True)), aside, metadata={"files": key})
-        aside.replace(cache)
+        save_file(dict(zip(SPLITS, decoded, strict=True)), temporary, metadata={"files": key})
+        temporary.replace(cache)
     except (OSError, SafetensorError) as error:
         log.warning(
             "the decoded images could not be kept in %r (%s): they are decoded again next time", str(cache), error
         )
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
