@@ -1,7 +1,7 @@
 """A new method is one file: what a client minimises, what it shares, what it does with what it hears.
 
-This one trains by cross-entropy. Every client then moves its head half-way to the median of its neighbours' heads, which
-a few outliers cannot pull far. Run it by its import path, from the folder that holds this file:
+This one trains by cross-entropy. Every client then moves its head half-way to the median of its neighbours' heads,
+which a few outliers cannot pull far. Run it by its import path, from the folder that holds this file:
 
     mapl run --method new_method:MedianHead
 """
