@@ -1,4 +1,4 @@
-"""One short round of everything on the data sets of the paper. Slow, and only where MAPL_DATA has the data.
+"""One short round of everything on the paper's data sets, where MAPL_DATA names a folder that has them.
 
 mapl data get mnist --folder data      (likewise fashionmnist, svhn, cifar10)
 MAPL_DATA=data pytest -m real
@@ -33,6 +33,7 @@ MESSAGES = {"local": 0, "mapl": 12, "mapl+": 12, "dfedavgm": 12, "flt": 16}
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.slow,
     pytest.mark.skipif(not os.environ.get("MAPL_DATA"), reason="MAPL_DATA names no folder with the data sets"),
 ]
 
@@ -49,13 +50,12 @@ def data(request) -> Dataset:
 
 def one_round(data: Dataset, **over: Any) -> Part:
     part = build_part(Recipe.of(data=data.name, **{**SMALL, **over}), data)
-    play_round(part, 0)
+    line, _ = play_round(part, 0)
     for client in part.clients:
         for key, tensor in client.model.state_dict().items():
             assert tensor.isfinite().all(), key
-    accuracy = part.rounds[0].accuracy
-    assert accuracy is not None
-    assert all(0 <= share <= 1 for share in accuracy)
+    assert line.accuracy is not None
+    assert all(0 <= share <= 1 for share in line.accuracy)
     return part
 
 
