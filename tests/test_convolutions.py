@@ -11,8 +11,14 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from mapl.engine.cuda.convolutions import Depthwise, OneByOne, Products, Sizes, Stem
-from mapl.engine.cuda.layers import AveragePool, KeyedDropout, Keys, MaxPool, _Blocks, _Matrices
+from mapl.engine.cuda.layers import AveragePool, KeyedDropout, Keys, MaxPool
+from mapl.engine.cuda.layers.depthwise import Depthwise
+from mapl.engine.cuda.layers.geometry import Sizes
+from mapl.engine.cuda.layers.linear import Matrices
+from mapl.engine.cuda.layers.norm import _Blocks
+from mapl.engine.cuda.layers.one_by_one import OneByOne
+from mapl.engine.cuda.layers.products import Products
+from mapl.engine.cuda.layers.stem import Stem
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -162,7 +168,7 @@ def test_a_grid_of_a_test_is_never_too_large_for_a_gpu():
 def test_what_cannot_be_differentiated_twice_says_so():
     weight, gradient = torch.randn(1, 4, 3, device=DEVICE), torch.zeros(1, 4, 3, device=DEVICE)
     x = torch.randn(1, 2, 3, device=DEVICE, requires_grad=True)
-    y = _Matrices.apply(x, torch.zeros((), device=DEVICE, requires_grad=True), weight, gradient)
+    y = Matrices.apply(x, torch.zeros((), device=DEVICE, requires_grad=True), weight, gradient)
     with pytest.raises(RuntimeError, match="differentiated twice"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 

@@ -14,7 +14,7 @@ from mapl import Dataset, Images
 from mapl.data.dataset import DataSettings
 from mapl.data.sources.digits import Digits
 from mapl.engine._base import make_deterministic
-from mapl.engine.cuda import GraphEngine
+from mapl.engine.cuda import GroupedEngine
 from mapl.engine.cuda.families import operations_of
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
@@ -60,13 +60,13 @@ def eager_world(made: Recipe, backbones) -> Part:
     return build_part(made, backbones=backbones)
 
 
-def graph_world(made: Recipe, backbones, **engine) -> Part:
+def grouped_world(made: Recipe, backbones, **engine) -> Part:
     """The run with its engine replaced by the one for GPUs, in float32."""
     part = eager_world(made, backbones)
     lanes = engine.pop("lanes", None)
-    settings = EngineSettings(precision="fp32", **engine)
+    settings = EngineSettings(**{"precision": "fp32", **engine})
     old = part.engine
-    part.engine = GraphEngine(part.method, old.settings, old.augmentation, old.seed, settings, DEVICE)
+    part.engine = GroupedEngine(part.method, old.settings, old.augmentation, old.seed, settings, DEVICE)
     part.engine.adopt(part.clients)
     if lanes is not None:
         part.engine.lanes = lanes
@@ -109,15 +109,15 @@ class Tiny(nn.Module):
 
 
 def plays_like_eager(made: Recipe, backbones, atol=2e-5, **engine) -> Part:
-    eager, graphs = eager_world(made, backbones), graph_world(made, backbones, **engine)
+    eager, grouped = eager_world(made, backbones), grouped_world(made, backbones, **engine)
     for t in range(made.rounds):
         a, _ = play_round(eager, t)
-        b, _ = play_round(graphs, t)
+        b, _ = play_round(grouped, t)
         for term, values in a.losses.items():
             assert b.losses[term] == pytest.approx(values, rel=1e-4, abs=1e-5)
         assert b.accuracy == pytest.approx(a.accuracy)
-    assert_equal_models(eager, graphs, atol)
-    return graphs
+    assert_equal_models(eager, grouped, atol)
+    return grouped
 
 
 cpu_only = pytest.mark.skipif(CUDA, reason="the tests further down run on the GPU itself")
@@ -125,8 +125,8 @@ cpu_only = pytest.mark.skipif(CUDA, reason="the tests further down run on the GP
 
 @cpu_only
 def test_a_group_learns_what_its_members_learn_alone():
-    graphs = plays_like_eager(recipe(partition={"shots": 1, "test_shots": 1}), {"tiny": Tiny})
-    (family,) = graphs.engine.families
+    grouped = plays_like_eager(recipe(partition={"shots": 1, "test_shots": 1}), {"tiny": Tiny})
+    (family,) = grouped.engine.families
     assert family.group
     assert family.size == 2
     assert len(family.slots) == 1
@@ -146,10 +146,10 @@ def pooled(image, embedding):
 def test_setting_up_and_learning_do_without_torchs_algebra(monkeypatch):
     """It takes seconds to load; torch does so where a tensor has no memory, or `backward` is given gradients."""
     monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)
-    graphs = graph_world(recipe(), {"pooled": pooled})
-    play_round(graphs, 0)
-    assert graphs.engine.families[0].group
-    assert graphs.engine.families[0].slots
+    grouped = grouped_world(recipe(), {"pooled": pooled})
+    play_round(grouped, 0)
+    assert grouped.engine.families[0].group
+    assert grouped.engine.families[0].slots
 
 
 def other(image, embedding):
@@ -162,7 +162,7 @@ METHODS = ["local", "mapl", "mapl+", "fedavg", "fedsim", "fedproto", "fedclassav
 
 @cpu_only
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns_the_same_in_graphs(method):
+def test_every_method_learns_the_same_in_groups(method):
     """FLT trains as FedAvg does; what else it does is no engine's business."""
     warmup = {"warmup": 1} if method in ("mapl", "mapl+", "pfedsim") else {}
     alike = method in ("fedavg", "pfedsim", "dfedavgm")
@@ -184,15 +184,15 @@ def test_every_method_learns_the_same_in_graphs(method):
     ],
     ids=["Adam", "Adam that lives on", "momentum and decay", "unequal shards", "unequal shards, state", "augmented"],
 )
-def test_what_a_recipe_says_about_training_holds_in_graphs(settings):
+def test_what_a_recipe_says_about_training_holds_in_groups(settings):
     adam = settings.get("train", {}).get("optimizer") == "adam"
     plays_like_eager(recipe(**{"rounds": 2, **settings}), {"other": other} if adam else {"flat": flat})
 
 
 @cpu_only
 def test_clients_take_turns_in_a_slot_that_is_too_small_for_all():
-    graphs = plays_like_eager(recipe(clients=5, rounds=2, method="local"), {"flat": flat}, together=2, lanes=1)
-    (family,) = graphs.engine.families
+    grouped = plays_like_eager(recipe(clients=5, rounds=2, method="local"), {"flat": flat}, together=2, lanes=1)
+    (family,) = grouped.engine.families
     assert family.size == 2
     assert [len(turn) for turn in family.turns({0, 1, 2, 3, 4})] == [1, 1, 1]
 
@@ -200,15 +200,15 @@ def test_clients_take_turns_in_a_slot_that_is_too_small_for_all():
 @cpu_only
 def test_an_optimiser_that_lives_on_is_saved_as_torchs_own_are():
     made = recipe(rounds=2, method="local", train={"batch": 5, "reset": False})
-    eager, graphs = eager_world(made, {"other": other}), graph_world(made, {"other": other})
-    for part in (eager, graphs):
+    eager, grouped = eager_world(made, {"other": other}), grouped_world(made, {"other": other})
+    for part in (eager, grouped):
         play_round(part, 0)
-    one, two = eager.engine.state(), graphs.engine.state()
+    one, two = eager.engine.state(), grouped.engine.state()
     for name, value in one.items():
         torch.testing.assert_close(two[name], value.to(two[name].dtype), atol=1e-6, rtol=1e-3)
     never = [value for name, value in two.items() if name not in one and "exp" in name]  # had a gradient
     assert not any(value.any() for value in never)
-    again = graph_world(made, {"other": other})
+    again = grouped_world(made, {"other": other})
     again.engine.load_state(again.clients, one)
     for name, value in one.items():
         torch.testing.assert_close(again.engine.state()[name], value.to(torch.float32))
@@ -249,18 +249,20 @@ class AtTheStart(Local):
 
 
 @cpu_only
-@pytest.mark.parametrize("method", [WholeModel, OneNetwork, TwoCalls, AtTheStart])
-def test_a_method_that_looks_into_networks_is_not_given_a_group(method):
+@pytest.mark.parametrize(
+    ("method", "group"), [(WholeModel, False), (OneNetwork, False), (TwoCalls, False), (AtTheStart, True)]
+)
+def test_a_method_whose_loss_looks_into_networks_is_not_given_a_group(method, group):
     made = recipe(method="local")
-    eager, graphs = eager_world(made, {"flat": flat}), graph_world(made, {"flat": flat})
-    for part in (eager, graphs):
+    eager, grouped = eager_world(made, {"flat": flat}), grouped_world(made, {"flat": flat})
+    for part in (eager, grouped):
         part.method = part.engine.method = method(made.method)
         for client in part.clients:
             part.method.prepare(client)
         play_round(part, 0)
-    assert not graphs.engine.families[0].group
-    assert graphs.engine.families[0].slots
-    assert_equal_models(eager, graphs)
+    assert grouped.engine.families[0].group == group
+    assert grouped.engine.families[0].slots
+    assert_equal_models(eager, grouped)
 
 
 class OwnNumbers(Local):
@@ -273,12 +275,12 @@ class OwnNumbers(Local):
 @cpu_only
 def test_a_loss_that_reads_a_number_of_its_client_trains_eagerly_and_says_so():
     made = recipe(method="local", partition={"scenario": 3, "shots_range": (2, 6), "test_shots": 1})
-    eager, graphs = eager_world(made, {"flat": flat}), graph_world(made, {"flat": flat})
-    assert len({client.samples for client in graphs.clients}) > 1
-    graphs.engine.eager.method = graphs.engine.method = OwnNumbers(made.method)
-    eager.method = eager.engine.method = graphs.method = graphs.engine.method
+    eager, grouped = eager_world(made, {"flat": flat}), grouped_world(made, {"flat": flat})
+    assert len({client.samples for client in grouped.clients}) > 1
+    grouped.engine.eager.method = grouped.engine.method = OwnNumbers(made.method)
+    eager.method = eager.engine.method = grouped.method = grouped.engine.method
     with pytest.warns(UserWarning, match=r"its loss reads client\.samples"):
-        theirs = graphs.engine.train_all(graphs.clients, 0)
+        theirs = grouped.engine.train_all(grouped.clients, 0)
     assert [losses["cross_entropy"] for losses in theirs] == pytest.approx(
         [losses["cross_entropy"] for losses in eager.engine.train_all(eager.clients, 0)], rel=1e-5
     )
@@ -304,24 +306,24 @@ class Detached(Local):
 @cpu_only
 def test_a_loss_that_has_a_slope_in_it_learns_what_it_learns_eagerly():
     made = recipe(method="local")
-    eager, graphs = eager_world(made, {"flat": flat}), graph_world(made, {"flat": flat})
-    for part in (eager, graphs):
+    eager, grouped = eager_world(made, {"flat": flat}), grouped_world(made, {"flat": flat})
+    for part in (eager, grouped):
         part.method = part.engine.method = Penalty(made.method)
-    graphs.engine.eager.method = graphs.method
+    grouped.engine.eager.method = grouped.method
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graphs.engine.train_all(graphs.clients, 0)
+        grouped.engine.train_all(grouped.clients, 0)
     eager.engine.train_all(eager.clients, 0)
-    assert_equal_models(eager, graphs)
+    assert_equal_models(eager, grouped)
 
 
 @cpu_only
 def test_a_loss_that_nothing_can_be_learned_from_is_an_error():
     made = recipe(method="local")
-    graphs = graph_world(made, {"flat": flat})
-    graphs.engine.eager.method = graphs.engine.method = Detached(made.method)
+    grouped = grouped_world(made, {"flat": flat})
+    grouped.engine.eager.method = grouped.engine.method = Detached(made.method)
     with pytest.warns(UserWarning, match="no term of the loss"), pytest.raises(RuntimeError, match="require grad"):
-        graphs.engine.train_all(graphs.clients, 0)
+        grouped.engine.train_all(grouped.clients, 0)
 
 
 class Misnamed(nn.Module):
@@ -358,8 +360,8 @@ class Stochastic(nn.Module):
 @cpu_only
 def test_a_network_that_draws_for_itself_trains_eagerly():
     with pytest.warns(UserWarning, match="it draws random numbers of its own"):
-        graphs = plays_like_eager(recipe(method="local"), {"stochastic": Stochastic})
-    assert graphs.engine.families[0].eager
+        grouped = plays_like_eager(recipe(method="local"), {"stochastic": Stochastic})
+    assert grouped.engine.families[0].eager
 
 
 class Broken(nn.Module):
@@ -379,10 +381,10 @@ class Broken(nn.Module):
 
 @cpu_only
 def test_what_is_no_number_is_not_hidden():
-    graphs = graph_world(recipe(method="local"), {"broken": Broken})
+    grouped = grouped_world(recipe(method="local"), {"broken": Broken})
     with pytest.raises(MaplError, match="became nan in round 0"):
-        graphs.engine.train_all(graphs.clients, 0)
-    assert graphs.engine.families[0].group
+        grouped.engine.train_all(grouped.clients, 0)
+    assert grouped.engine.families[0].group
 
 
 class Viewing(nn.Module):
@@ -446,8 +448,8 @@ class Modal(nn.Module):
 )
 def test_a_network_that_cannot_be_grouped_learns_what_it_learns_alone(network, eager):
     made = recipe(method="local", rounds=2, train={**SMALL["train"], "weight_decay": 0.01})
-    graphs = plays_like_eager(made, {"network": network})
-    (family,) = graphs.engine.families
+    grouped = plays_like_eager(made, {"network": network})
+    (family,) = grouped.engine.families
     assert not family.group or family.eager
     assert family.eager == eager
 
@@ -460,17 +462,17 @@ def test_backbones_that_differ_in_a_rate_alone_are_two_kinds():
         pixels = image[0] * image[1] * image[2]
         return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 5), nn.LeakyReLU(next(rates)), nn.Linear(5, embedding))
 
-    assert len(graph_world(recipe(), {"leaky": leaky}).engine.families) == 2
+    assert len(grouped_world(recipe(), {"leaky": leaky}).engine.families) == 2
 
 
 @cpu_only
 def test_tests_may_come_before_the_first_round():
     made = recipe()
-    eager, graphs = eager_world(made, {"flat": flat}), graph_world(made, {"flat": flat})
-    for ours, theirs in zip(*(w.engine.evaluate_all(w.clients) for w in (graphs, eager)), strict=True):
+    eager, grouped = eager_world(made, {"flat": flat}), grouped_world(made, {"flat": flat})
+    for ours, theirs in zip(*(w.engine.evaluate_all(w.clients) for w in (grouped, eager)), strict=True):
         assert torch.equal(ours, theirs)
-    torch.testing.assert_close(graphs.engine.embed(graphs.clients[1]), eager.engine.embed(eager.clients[1]))
-    assert graphs.engine.families[0].slots
+    torch.testing.assert_close(grouped.engine.embed(grouped.clients[1]), eager.engine.embed(eager.clients[1]))
+    assert grouped.engine.families[0].slots
 
 
 def on_gpu(kind: str, method: str, backbones: list[str], exact: bool = False) -> Part:
@@ -532,12 +534,12 @@ ALIKE = [(name, [backbone]) for name in ("fedavg", "dfedavgm", "pfedsim", "flt")
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
 @pytest.mark.parametrize(("method", "backbones"), MIXED + ALIKE, ids=lambda v: v if isinstance(v, str) else "+".join(v))
-def test_on_a_gpu_graphs_learn_what_eager_steps_learn(method, backbones):
+def test_on_a_gpu_groups_learn_what_eager_steps_learn(method, backbones):
     """As exactly as eager steps do, by the measure of the same run in float64.
 
     Normalisation, pooling and optimiser are other kernels, which round otherwise, and deep networks with batch
     normalisation amplify a rounding by half a layer at their first weights: of two ways in float32 neither is right.
-    So both are measured against float64, and graphs may be at most twice as far from it as eager steps are.
+    So both are measured against float64, and grouped may be at most twice as far from it as eager steps are.
     """
     if method == "flt":
         pytest.importorskip("umap")
@@ -546,16 +548,16 @@ def test_on_a_gpu_graphs_learn_what_eager_steps_learn(method, backbones):
     for a, b in zip(parts[0].clients, parts[1].clients, strict=True):
         for name, x in a.model.state_dict().items():
             assert x.is_floating_point() or torch.equal(x, b.model.state_dict()[name]), name
-    eager, graphs = (distance(part, parts[2]) for part in parts[:2])
-    print(f"{method} {'+'.join(backbones)}: eager {eager:.1e}, graphs {graphs:.1e} from float64")
-    assert graphs < max(2 * eager, 1e-6)
+    eager, grouped = (distance(part, parts[2]) for part in parts[:2])
+    print(f"{method} {'+'.join(backbones)}: eager {eager:.1e}, grouped {grouped:.1e} from float64")
+    assert grouped < max(2 * eager, 1e-6)
 
 
-WAYS = [("eager", False), ("graphs", False), ("eager", True)]
+WAYS = [("eager", False), ("grouped", False), ("eager", True)]
 
 
 class Branching(nn.Module):
-    """What it does depends on what it sees: no graph can be recorded of it."""
+    """What it does depends on what it sees: no step of it can be captured."""
 
     def __init__(self, image, embedding):
         super().__init__()
@@ -582,7 +584,7 @@ def test_on_a_gpu_a_network_that_branches_on_its_data_trains_eagerly_and_says_so
 
 @cpu_only
 def test_a_network_that_branches_on_its_data_is_not_grouped():
-    part = graph_world(recipe(), {"branching": Branching})
+    part = grouped_world(recipe(), {"branching": Branching})
     play_round(part, 0)
     (family,) = part.engine.families
     assert not family.group

@@ -20,8 +20,10 @@ pytest.importorskip("triton")
 
 from conftest import small
 from mapl import losses as plain
-from mapl.engine.cuda import GraphEngine, kernels, loss_kernels
+from mapl.engine.cuda import GroupedEngine
 from mapl.engine.cuda import losses as fused
+from mapl.engine.cuda.kernels import account, head, launch
+from mapl.engine.cuda.kernels import losses as kernels
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
 from mapl.losses import FORMS, computed_by
@@ -48,13 +50,15 @@ def _all_digits() -> Iterator[None]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the kernels that are started."""
     names: list[str] = []
-    start = kernels.launch
 
-    def launch(kernel: Any, *args: Any, **constants: Any) -> None:
-        names.append(kernel.__name__)
-        start(kernel, *args, **constants)
+    class Runs:
+        """In the place of what builds kernels."""
 
-    monkeypatch.setattr(kernels, "launch", launch)
+        def add(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+            names.append(kernel.__name__)
+            kernel[grid](*args, **constants)
+
+    monkeypatch.setattr(launch, "_builders", Runs())
     return names
 
 
@@ -443,7 +447,7 @@ def test_mapl_in_a_slot_uses_them(launched: list[str], together: int, monkeypatc
     made = given_in_python(made.model_copy(update={"engine": EngineSettings(device="cpu")}), None, {"flat": flat})
     part = build_part(made, backbones={"flat": flat})
     old, engine = part.engine, EngineSettings(precision="fp32", together=together)
-    part.engine = GraphEngine(part.method, old.settings, old.augmentation, old.seed, engine, DEVICE)
+    part.engine = GroupedEngine(part.method, old.settings, old.augmentation, old.seed, engine, DEVICE)
     part.engine.adopt(part.clients)
     play_round(part, 0)
     (family,) = part.engine.families
@@ -451,7 +455,7 @@ def test_mapl_in_a_slot_uses_them(launched: list[str], together: int, monkeypatc
     launched.clear()
     family.slots[0].cursor.zero_()
     family.slots[0].step()
-    known = {kernel for kernel in vars(loss_kernels) if not kernel.startswith("_")}
+    known = {kernel for module in (kernels, head, account) for kernel in vars(module) if not kernel.startswith("_")}
     losses = ["cross_entropy", *["scores"] * 3, *["pull"] * 2, "pull_both"]
     heads = ["head_forward", "head_inputs", "head_weights"]
     assert sorted(name for name in launched if name in known) == sorted([*losses, *heads, "account"])

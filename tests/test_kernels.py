@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from mapl.engine.cuda import kernels
+from mapl.engine.cuda.kernels import launch as kernels
 
 
 @dataclass

@@ -22,7 +22,7 @@ triton = pytest.importorskip("triton", reason="the kernels need Triton: pip inst
 if DEVICE == "cpu" and isinstance(triton.language.sum, triton.runtime.JITFunction):
     pytest.skip("Triton was imported before this file could ask for its interpreter", allow_module_level=True)
 
-from mapl.engine.views import Views  # noqa: E402 - after the interpreter is chosen
+from mapl.engine.cuda.views import Views  # noqa: E402 - after the interpreter is chosen
 
 Shape = tuple[int, int, int]
 WITHIN = 2e-5
@@ -176,21 +176,21 @@ def test_tensors_that_a_kernel_would_misread_are_refused(wrong: str) -> None:
             Views(reference, DEVICE).make(**(given | {wrong: bad}))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
+@pytest.mark.skipif(DEVICE == "cpu", reason="only a GPU captures")
 @pytest.mark.parametrize("settings", [RELEASED, PAPER], ids=["released", "paper"])
-def test_captured_in_a_graph(settings: AugmentSettings) -> None:
+def test_captured(settings: AugmentSettings) -> None:
     reference = augmentation(settings, (3, 32, 32))
     views, pool = Views(reference, DEVICE), photographs((3, 32, 32), 5)
     index = torch.zeros(64, dtype=torch.int64, device=DEVICE)
     uniforms = torch.zeros(64, reference.uniforms_per_image, device=DEVICE)
     out = torch.empty((64, 32, 32, 3), device=DEVICE)
     views.make(pool, index, uniforms, out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
         views.make(pool, index, uniforms, out)
     index.copy_(torch.arange(64) % 5)
     uniforms.copy_(reference.draw(torch.Generator().manual_seed(3), 64))
-    graph.replay()
+    captured.replay()
     assert torch.allclose(out, reference.apply(pool[index], uniforms).permute(0, 2, 3, 1), rtol=0, atol=WITHIN)
 
 

@@ -94,7 +94,7 @@ class Engine(ABC):
             client.model.to(self.device)
 
     def warm_up(self, clients: Sequence[Client]) -> None:  # noqa: B027
-        """Do what has to be done once before the first round, such as recording graphs; called after `prepare`."""
+        """One-time work before the first round, such as capturing steps; called after `prepare`."""
 
     @abstractmethod
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:

@@ -22,21 +22,20 @@ def find_device(settings: EngineSettings) -> torch.device:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise MaplError("engine.device: got 'cuda', but torch sees no GPU here; use 'cpu' or 'auto'")
     cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-    if settings.kind == "graphs" and not cuda:
-        raise MaplError("engine.kind: got 'graphs', but CUDA graphs need a GPU, and this run is on the CPU")
+    if settings.kind == "grouped" and not cuda:
+        raise MaplError("engine.kind: got 'grouped', but groups need a GPU, and this run is on the CPU")
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
 def find_engine(settings: EngineSettings, device: torch.device) -> type[Engine]:
-    """The eager engine, or on a GPU the one that captures CUDA graphs."""
-    graphs = device.type == "cuda" and settings.kind != "eager"
-    if graphs and find_spec("triton") is None:
-        if settings.kind == "graphs":
-            raise MaplError("engine.kind: got 'graphs', but Triton is not installed: pip install triton")
+    """The eager engine, or on a GPU the one that trains clients of one architecture as groups."""
+    if device.type != "cuda" or settings.kind == "eager":
+        return EagerEngine
+    if find_spec("triton") is None:
+        if settings.kind == "grouped":
+            raise MaplError("engine.kind: got 'grouped', but Triton is not installed: pip install triton")
         warnings.warn("without Triton a GPU trains one client after another: pip install triton", stacklevel=2)
-        graphs = False
-    if graphs:
-        from mapl.engine.cuda import GraphEngine  # Triton, which only a GPU needs
+        return EagerEngine
+    from mapl.engine.cuda import GroupedEngine  # Triton, which only a GPU needs
 
-        return GraphEngine
-    return EagerEngine
+    return GroupedEngine

@@ -38,9 +38,9 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="'auto' takes the GPU where there is one.")
-    kind: Literal["auto", "eager", "graphs"] = Field(
+    kind: Literal["auto", "eager", "grouped"] = Field(
         "auto",
-        description="One client after another ('eager'), or CUDA graphs of many clients; 'auto': graphs on a GPU.",
+        description="One client after another ('eager'), or in groups of one architecture; 'auto': grouped on a GPU.",
     )
     precision: Precision = Field(
         "bf16", description="Of matrix products and convolutions on a GPU; the CPU computes in fp32."

@@ -338,6 +338,20 @@ def _saved_peers(clients: Sequence[Client]) -> dict[str, Tensor]:
     }
 
 
+@torch.no_grad()
+def _restore_models(clients: Sequence[Client], saved: Checkpoint) -> None:
+    """Copy all models' tensors at once: `load_state_dict` takes longer per client than writing a checkpoint does."""
+    here: list[Tensor] = []
+    there: list[Tensor] = []
+    for client in clients:
+        tensors, section = client.model.state_dict(), saved.section(f"client.{client.id}.model")
+        if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in section.items()}:
+            raise MaplError(f"the checkpoint's model of client {client.id} is not of its backbone {client.backbone!r}")
+        here += tensors.values()
+        there += (section[name] for name in tensors)
+    torch._foreach_copy_(here, there)
+
+
 def _restore_peers(clients: Sequence[Client], saved: Mapping[str, Tensor]) -> None:
     ends = np.cumsum(saved["counts"].numpy())[:-1]
     columns = (np.split(saved[name].numpy().copy(), ends) for name in ("ids", "weights", "samples"))
@@ -358,8 +372,8 @@ def restore(part: Part, saved: Checkpoint) -> None:
             f"the run's {RECIPE} is not the one that its checkpoint was written with: change it back, or start a new "
             "run (its name, its rounds and its checkpoints may change)"
         )
+    _restore_models(part.clients, saved)
     for client in part.clients:
-        client.model.load_state_dict(saved.section(f"client.{client.id}.model"))
         for name, value in saved.section(f"client.{client.id}.state").items():
             if name in client.state:
                 client.state[name].copy_(value)

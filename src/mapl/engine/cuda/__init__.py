@@ -1,5 +1,5 @@
-"""The engine for GPUs. It needs Triton, which every CUDA build of torch for Linux brings along."""
+"""The engine for GPUs. It needs Triton, which every CUDA build of torch for Linux includes."""
 
-from mapl.engine.cuda.engine import GraphEngine
+from mapl.engine.cuda.engine import GroupedEngine
 
-__all__ = ["GraphEngine"]
+__all__ = ["GroupedEngine"]

@@ -1,7 +1,7 @@
-"""Branches of a slot's graph: work that runs beside the chain of kernels that wait for each other.
+"""Branches of a captured step: work that runs beside the chain of kernels that wait for each other.
 
-A step is a long chain of short kernels, and its length is what a round takes. The gradients of weights are no part of
-it: nothing reads them before the optimiser does.
+A step is a long chain of short kernels, and the length of that chain bounds a round. The gradients of weights are not
+part of it: nothing reads them before the optimiser does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ two that are one would share the memory that matrix products work in, though the
 _weights: dict[int, torch.cuda.Stream] = {}
 """The branches for gradients of weights, by the handle of the stream that they are beside."""
 _needed: dict[int, list[Tensor]] = {}
-"""What these gradients are made of, by the same."""
+"""The tensors that these gradients are computed from, by the same handle."""
 _members: dict[tuple[int, int], torch.cuda.Stream] = {}
 """The branches for single members of a group, by the handle and the member."""
 
 
 @contextmanager
 def beside(*needed: Tensor) -> Iterator[None]:
-    """What is launched inside runs beside all that comes after it, until `rejoin`; till then `needed` is kept."""
+    """What is launched inside runs beside all that comes after it, until `rejoin`. Until then `needed` is kept."""
     device = needed[0].device
     main = torch.cuda.current_stream(device) if device.type == "cuda" else None
     if main is None or (main.cuda_stream not in _weights and len(_weights) == MOST):
@@ -51,7 +51,7 @@ def rejoin(device: torch.device) -> None:
 
 
 def forget() -> None:
-    """Begin anew, for other streams; also lets go of what a step that failed has kept. Nothing may be under way."""
+    """Start over with other streams, and release what a failed step has kept. Nothing may be running."""
     _weights.clear()
     _needed.clear()
     _members.clear()

@@ -1,8 +1,28 @@
-"""Rewrites a network of one client into one that carries a group of them.
+"""Rewrites a client's network into one that computes for a whole group of clients.
 
-The network is traced (torch.fx) and its layers with weights are replaced by those of `layers`. Everything else it does
-must treat each sample by itself; what is known to do so is listed here. A network with anything else is left alone, and
-its clients train one to a graph.
+Why: a small network leaves most of a GPU idle, and launching its kernels takes longer than running them. Clients of one
+architecture do the same work on other numbers, so their steps can share every launch.
+
+How: the group's batches lie one after another in one tensor, (G · B, …). The network is traced (torch.fx). What treats
+each sample by itself (ReLU, concatenation of channels, most pooling) needs no change and stays. A layer with weights or
+with statistics of a batch is replaced by its version for a group (`layers`), which finds each member's weights in the
+group's `Stack` by the layer's path in the client's model: `backbone.0.weight`, `own.teacher.conv1.bias`. A ReLU or a
+pooling that alone reads such a layer becomes part of it. Every network of a client goes this way: backbone, projector,
+and the networks that a method brings along. In a loss, which `torch.vmap` runs for all members, `Batched` stands for
+the network: it leaves vmap, runs the rewritten network once for all, and comes back.
+
+A frozen network stays in evaluation mode: normalisation with running statistics, no dropout, no gradient of weights.
+The gradient of its input passes through, since a loss may look at a trained network through a frozen one.
+
+What can go wrong, and what happens then:
+
+- An operation might mix samples (`x.mean(0)`), or a layer is unknown. Only what is listed here is taken over; anything
+  else raises `CannotGroup`, and the clients of that kind train one by one, their networks as written.
+- A layer runs twice in a step, or two layers share a weight. Its gradient is written straight to its place, not added
+  up, so the second would overwrite the first: `CannotGroup` again.
+- The network does something else in training than in tests, or draws random numbers. The trace holds one way, and one
+  draw: `CannotGroup`.
+- The loss reads parameters of a network. They are those of many clients, so `Hidden` refuses to show them.
 """
 
 from __future__ import annotations
@@ -27,6 +47,8 @@ from mapl.engine.cuda.layers import (
     Stack,
     dropout_number,
 )
+from mapl.engine.cuda.layout import frozen_paths, networks
+from mapl.model import ClientModel
 
 SAMPLE_WISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Softplus,
@@ -39,13 +61,26 @@ ALONG = {torch.cat, torch.stack, torch.chunk, torch.flatten, "chunk", "flatten"}
 RELUS = (torch.relu, F.relu, "relu")
 
 
-def grouped(module: nn.Module, name: str, stack: Stack) -> fx.GraphModule:
-    """The network `module`, called `name` in the client's model, for the members of a stack."""
-    traced = _traced(module)
+def all_grouped(model: ClientModel, stack: Stack) -> dict[str, fx.GraphModule]:
+    """All networks of a client, by their paths in its model, for the members of a stack."""
+    frozen = frozen_paths(model)
+    return {path: grouped(network, path, stack, path in frozen) for path, network in networks(model).items()}
+
+
+def grouped(module: nn.Module, name: str, stack: Stack, frozen: bool = False) -> fx.GraphModule:
+    """The network `module`, called `name` in the client's model, for the members of a stack.
+
+    A frozen one is never trained: it must be kept in evaluation mode.
+    """
+    single = not any(module.children())
+    # torch.fx looks into the module that it is given, and a layer alone should stay a layer.
+    whole = nn.Sequential(module).train(module.training) if single else module
+    traced = _traced(whole, (False,) if frozen else (False, True))
     layers: dict[str, nn.Module] = {}
     for node in list(traced.graph.nodes):
         if node.op == "call_module":
-            layer = _layer(node, traced.get_submodule(node.target), name, stack)
+            path = name if single else f"{name}.{node.target}"
+            layer = _layer(node, traced.get_submodule(node.target), path, stack, frozen)
             if node.target in layers and type(layer).__module__ != nn.ReLU.__module__:
                 raise CannotGroup(f"layer {node.target} is used twice")
             layers[node.target] = layer
@@ -59,31 +94,31 @@ def grouped(module: nn.Module, name: str, stack: Stack) -> fx.GraphModule:
     return fx.GraphModule(root, traced.graph)
 
 
-def _traced(module: nn.Module) -> fx.GraphModule:
-    """What a network does, if it does the same in training and in tests."""
-    training, found = module.training, []
+def _traced(module: nn.Module, modes: tuple[bool, ...]) -> fx.GraphModule:
+    """What a network does, if it does the same in all modes that it will be in: in tests, and in training."""
+    training, traces = module.training, []
     with no_draws():
         try:
-            for mode in (False, True):
-                found.append(fx.symbolic_trace(module.train(mode)))
+            for mode in modes:
+                traces.append(fx.symbolic_trace(module.train(mode)))
         except Exception as error:  # whatever a user's forward raises when it is given a stand-in for a tensor
             raise CannotGroup(f"it cannot be traced ({error})") from error
         finally:
             module.train(training)
-    if found[0].code != found[1].code:
+    if traces[0].code != traces[-1].code:
         raise CannotGroup("it does something else in training than in tests")
-    return found[1]
+    return traces[-1]
 
 
 def _key(target: str) -> str:
     return target.replace(".", "/")
 
 
-def _layer(node: fx.Node, module: nn.Module, name: str, stack: Stack) -> nn.Module:
-    path = f"{name}.{node.target}"
-    own = {name for name, _ in module.named_parameters(recurse=False)}
-    if not own <= {"weight", "bias"} or not all(parameter.requires_grad for parameter in module.parameters()):
-        raise CannotGroup(f"layer {path} has parameters that are frozen, or other than a weight and a bias")
+def _layer(node: fx.Node, module: nn.Module, path: str, stack: Stack, frozen: bool) -> nn.Module:
+    if not {name for name, _ in module.named_parameters(recurse=False)} <= {"weight", "bias"}:
+        raise CannotGroup(f"layer {path} has parameters other than a weight and a bias")
+    if any(parameter.requires_grad == frozen for parameter in module.parameters()):
+        raise CannotGroup(f"layer {path} is {'not ' if frozen else ''}frozen, unlike its network")
     if type(module) is nn.Conv2d:
         if isinstance(module.padding, str) or module.padding_mode != "zeros":
             raise CannotGroup(f"convolution {path} has padding {module.padding!r}, {module.padding_mode}")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from mapl.client import Client
-from mapl.engine.cuda.convert import grouped
+from mapl.engine.cuda.convert import all_grouped
 from mapl.engine.cuda.layers import CannotGroup, Keys, Stack
 from mapl.engine.cuda.layout import Layout
 from mapl.engine.cuda.slot import Slot
-from mapl.model import ClientModel
+from mapl.model import ClientModel, architecture
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,17 @@ class Kind:
 
     backbone: str
     architecture: str
+    """The names and shapes of its networks' tensors."""
     layers: str
-    """The backbone as torch prints it: two of one architecture may differ in a rate or a slope."""
+    """Its networks as torch prints them: two of one architecture may differ in a rate or a slope."""
     batch: int
+
+    @staticmethod
+    def of(client: Client, batch: int) -> Kind:
+        """The kind of a client whose batches have so many images."""
+        model = client.model
+        own = architecture(model.own) if len(model.own) else ""
+        return Kind(client.backbone, client.architecture + own, f"{model.backbone!r} {model.own!r}", batch)
 
 
 @dataclass
@@ -37,10 +45,10 @@ class Family:
     group: bool
     steps: int
     operations: float
-    """Of one image's way through the network; counted where it can learn in groups."""
+    """Of one image's way through the networks; counted where it can learn in groups."""
     size: int = 1
     eager: bool = False
-    """Whether no graph can be recorded of it."""
+    """Whether no step of it can be captured."""
     slots: list[Slot] = field(default_factory=list)
 
     def turns(self, present: set[int]) -> list[list[tuple[Slot, list[Client]]]]:
@@ -54,10 +62,9 @@ class Family:
 def groupable(model: ClientModel) -> bool:
     """Whether its networks can be rewritten for a group."""
     nothing = torch.empty(0)
-    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, set(), set(), nothing)
+    stack = Stack(1, Keys(nothing, nothing), {}, {}, {}, nothing, nothing, {}, set(), nothing)
     try:
-        for part in ("backbone", "projector"):
-            grouped(getattr(model, part), part, stack)
+        all_grouped(model, stack)
     except CannotGroup:
         return False
     return True
@@ -81,6 +88,16 @@ def operations_of(client: Client) -> float:
         for layer in client.model.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 hooks.enter_context(layer.register_forward_hook(count))
-        client.model.embed(image)
+        embedding = client.model.embed(image)
+        for name in client.model.own:
+            _call_with_either(client.model, name, image, embedding)
     client.model.train(training)
     return sum(counts) / len(image)
+
+
+def _call_with_either(model: ClientModel, name: str, image: Tensor, embedding: Tensor) -> None:
+    """Run an own network on images, or if it takes none, on embeddings; what takes neither is small enough."""
+    for x in (image, embedding):
+        with suppress(RuntimeError, ValueError, TypeError, IndexError):
+            model.call(name, x)
+            return

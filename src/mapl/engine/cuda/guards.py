@@ -1,4 +1,4 @@
-"""What a recorded step would freeze: numbers that were drawn or read while it was recorded."""
+"""Refuses what a captured step would freeze: numbers that were drawn or read while it was captured."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mapl.engine.cuda.layers import CannotGroup
 from mapl.model import ClientModel
 
 OF_ONE_CLIENT = frozenset({"id", "samples", "cluster", "train", "test", "tests"})
-"""What is true of one client alone: a graph would keep that of the client it was recorded with, and serve all."""
+"""What is true of one client alone. A captured step would keep the first client's for all."""
 
 
 @contextmanager
 def no_draws(device: torch.device | None = None) -> Iterator[None]:
-    """Refuse what draws from a generator that is not ours: what it drew would be drawn once and for all."""
+    """Refuse what draws from a generator of its own: a captured step would repeat the same numbers."""
     before = _generators(device)
     yield
     if _generators(device) != before:
@@ -29,7 +29,7 @@ def no_draws(device: torch.device | None = None) -> Iterator[None]:
 
 
 def _generators(device: torch.device | None) -> list[Any]:
-    """Where torch's, Python's and numpy's generators stand."""
+    """The states of torch's, Python's and numpy's generators."""
     name, keys, place, *_ = np.random.get_state(legacy=True)
     found = [random.getstate(), (name, np.asarray(keys).tobytes(), place), torch.get_rng_state().tolist()]
     if device is not None and device.type == "cuda":
@@ -38,7 +38,7 @@ def _generators(device: torch.device | None) -> list[Any]:
 
 
 class _Recorded(Client):
-    """A client as a loss sees it while it is recorded."""
+    """A client as a loss sees it while it is captured."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in OF_ONE_CLIENT:
@@ -47,7 +47,7 @@ class _Recorded(Client):
 
 
 def recorded(client: Client, model: ClientModel, state: dict[str, Tensor]) -> Client:
-    """This client with a model and a state of the slot's, for a loss that is being recorded."""
+    """This client with a model and a state of the slot's, for a loss that is being captured."""
     made = object.__new__(_Recorded)
     vars(made).update({**vars(client), "model": model, "state": state})
     return made

@@ -1,7 +1,7 @@
 """The losses of `mapl.losses` and the head of a model, in a few kernels each, for one client or for all of a group.
 
 They are functions of one client's tensors, as a method calls them. Under `torch.vmap` the calls of all members become
-one. A loss finds its gradient on the way forward, while what it needs is at hand; the way back multiplies by a number.
+one. A loss computes its gradient in the forward pass, where all it needs is at hand; the backward pass only scales it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from mapl.engine.cuda import kernels, loss_kernels
-from mapl.engine.cuda.convolutions import precision
-from mapl.engine.cuda.kernels import once
+from mapl.engine.cuda.kernels import head as head_kernels
+from mapl.engine.cuda.kernels import losses as kernels
+from mapl.engine.cuda.kernels.launch import launch, once, precision
 from mapl.losses import FORMS, Form, Way
 
 MOST_ROWS = 1024
 """Samples of a batch: a program holds the logits of a few of them with all others."""
 MOST_CLASSES = 256
 
-COMPILED = isinstance(loss_kernels.scores, JITFunction)
+COMPILED = isinstance(kernels.scores, JITFunction)
 """Otherwise Triton's interpreter runs the kernels, and does so on a CPU."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor | None:
-    """`mapl.losses.cross_entropy`: one kernel, and one on the way back."""
+    """`mapl.losses.cross_entropy`: one kernel, and one for the backward pass."""
     if not _fits(logits, labels=labels) or not _small(classes=logits.shape[1]):
         return None
     return _loss(_cross_entropy, logits, labels)
 
 
 def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float, form: Form) -> Tensor | None:
-    """`mapl.losses.supervised_contrastive`: two kernels, and one on the way back."""
+    """`mapl.losses.supervised_contrastive`: two kernels, and one for the backward pass."""
     if not _fits(projections, labels=labels) or not _small(rows=len(labels)) or not _plain(temperature, form):
         return None
     return _loss(partial(_contrastive, temperature=temperature, paper=form == "paper"), projections, labels)
@@ -46,7 +46,7 @@ def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: flo
 def prototype_contrastive(
     projections: Tensor, labels: Tensor, prototypes: Tensor, temperature: float, form: Form
 ) -> Tensor | None:
-    """`mapl.losses.prototype_contrastive`: two kernels, and one on the way back."""
+    """`mapl.losses.prototype_contrastive`: two kernels, and one for the backward pass."""
     if not _fits(projections, prototypes, labels=labels) or not _plain(temperature, form):
         return None
     if not _small(len(projections), len(prototypes)) or projections.shape[1] != prototypes.shape[1]:
@@ -57,7 +57,7 @@ def prototype_contrastive(
 
 
 def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> Tensor | None:
-    """`mapl.losses.prototype_uniformity`: two kernels, and one on the way back."""
+    """`mapl.losses.prototype_uniformity`: two kernels, and one for the backward pass."""
     if not _fits(prototypes) or not _small(classes=len(prototypes)) or not _plain(temperature, form):
         return None
     paper = form == "paper"
@@ -76,7 +76,7 @@ FUSED: Mapping[str, Way] = MappingProxyType(
 
 
 def classify(z: Tensor, weight: Tensor, bias: Tensor, precision: torch.dtype | None) -> Tensor | None:
-    """ReLU(z) Wᵀ + b, (B, d_z) → (B, K), in float32: one kernel, and two on the way back.
+    """ReLU(z) Wᵀ + b, (B, d_z) → (B, K), in float32: one kernel, and two for the backward pass.
 
     With a `precision` of bfloat16 numbers are rounded where autocast rounds them. None where it cannot be had.
     """
@@ -186,20 +186,20 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     members, b, k = logits.shape
     loss, gradient = logits.new_empty(members), logits.new_empty((members, b * k))
     columns = _block(k, MOST_CLASSES)
-    kernels.launch(
-        loss_kernels.cross_entropy, (members,), logits, labels, loss, gradient, b, k, logits.stride(0),
+    launch(
+        kernels.cross_entropy, (members,), logits, labels, loss, gradient, b, k, logits.stride(0),
         labels.stride(0), ROWS=_block(b, 2048 // columns), COLUMNS=columns, num_warps=8,
     )  # fmt: skip
     return loss, gradient
 
 
 def _contrastive(projections: Tensor, labels: Tensor, temperature: float, paper: bool) -> tuple[Tensor, Tensor]:
-    return _of_each_other(projections, labels, temperature, loss_kernels.CONTRASTIVE.value, paper, unit=True)
+    return _of_each_other(projections, labels, temperature, kernels.CONTRASTIVE.value, paper, unit=True)
 
 
 def _uniformity(prototypes: Tensor, temperature: float, paper: bool) -> tuple[Tensor, Tensor]:
     none = prototypes.new_empty((len(prototypes), 0), dtype=torch.int64)
-    return _of_each_other(prototypes, none, temperature, loss_kernels.UNIFORMITY.value, paper, unit=paper)
+    return _of_each_other(prototypes, none, temperature, kernels.UNIFORMITY.value, paper, unit=paper)
 
 
 def _of_each_other(
@@ -210,8 +210,8 @@ def _of_each_other(
     made = _Scores(x, x, labels, temperature, loss, paper, unit, unit)
     (members, n, d), gradient = x.shape, torch.empty_like(x, memory_format=torch.contiguous_format)
     rows, block = _block(n, 32), _block(d, 64)
-    kernels.launch(
-        loss_kernels.pull, (triton.cdiv(n, rows), triton.cdiv(d, block), members), made.slopes, made.logits, x,
+    launch(
+        kernels.pull, (triton.cdiv(n, rows), triton.cdiv(d, block), members), made.slopes, made.logits, x,
         made.x_scale, made.row_loss, made.loss, gradient, n, d, x.stride(0), temperature, UNIT=unit,
         PRECISION=precision(), ALL=_block(n, MOST_ROWS), ROWS=rows, COLUMNS=_block(n, 32), BLOCK_D=block,
     )  # fmt: skip
@@ -222,13 +222,13 @@ def _prototypes(
     projections: Tensor, labels: Tensor, prototypes: Tensor, temperature: float, paper: bool
 ) -> tuple[Tensor, Tensor]:
     x, y = _dense(projections), _dense(prototypes)
-    made = _Scores(x, y, labels, temperature, loss_kernels.PROTOTYPE.value, paper, True, paper)
+    made = _Scores(x, y, labels, temperature, kernels.PROTOTYPE.value, paper, True, paper)
     (members, n, d), m = x.shape, y.shape[1]
     gradients = x.new_empty((members, (n + m) * d))
     x_rows, y_rows, block = _block(n, 32), _block(m, 32), _block(d, 64)
     x_blocks = triton.cdiv(n, x_rows)
-    kernels.launch(
-        loss_kernels.pull_both, (x_blocks + triton.cdiv(m, y_rows), triton.cdiv(d, block), members), made.slopes,
+    launch(
+        kernels.pull_both, (x_blocks + triton.cdiv(m, y_rows), triton.cdiv(d, block), members), made.slopes,
         made.logits, x, y, made.x_scale, made.y_scale, made.row_loss, made.loss, gradients, gradients[:, n * d :], n, m,
         d, x.stride(0), y.stride(0), gradients.stride(0), x_blocks, temperature, UNIT_X=True, UNIT_Y=paper,
         PRECISION=precision(), ALL=_block(n, MOST_ROWS), X_ROWS=x_rows, X_COLUMNS=_block(m, 32), Y_ROWS=y_rows,
@@ -238,7 +238,7 @@ def _prototypes(
 
 
 class _Scores:
-    """What the first kernel of a loss tells the second; shapes as in `loss_kernels.scores`."""
+    """What the first kernel of a loss tells the second; shapes as in `kernels.scores`."""
 
     ROWS = 16
 
@@ -261,8 +261,8 @@ class _Scores:
         # A program holds the logits of its rows with all columns, and BLOCK_D numbers of every vector y.
         wide = columns > 256
         blocks = {"ROWS": self.ROWS, "COLUMNS": columns, "BLOCK_D": min(_block(d, 64), max(16, 8192 // columns))}
-        kernels.launch(
-            loss_kernels.scores, (triton.cdiv(n, self.ROWS), members), x, y, labels, self.slopes, self.logits,
+        launch(
+            kernels.scores, (triton.cdiv(n, self.ROWS), members), x, y, labels, self.slopes, self.logits,
             self.x_scale, self.y_scale, self.row_loss, n, m, d, x.stride(0), y.stride(0), labels.stride(0), temperature,
             LOSS=loss, PAPER=paper, UNIT_X=unit_x, UNIT_Y=unit_y, PRECISION=precision(), **blocks,
             num_warps=8 if wide else 4, num_stages=1 if wide else 2,
@@ -284,8 +284,8 @@ class _Head(torch.autograd.Function):
         z, weight, bias = _dense(z), _dense(weight), _dense(bias)
         (g, n, d), k = z.shape, weight.shape[1]
         logits = z.new_empty((g, n, k))
-        kernels.launch(
-            loss_kernels.head_forward, (triton.cdiv(n, _Head.ROWS), g), z, weight, bias, logits, n, k, d, z.stride(0),
+        launch(
+            head_kernels.head_forward, (triton.cdiv(n, _Head.ROWS), g), z, weight, bias, logits, n, k, d, z.stride(0),
             weight.stride(0), bias.stride(0), **_Head._arithmetic(low), **_Head._blocks(d, k),
         )  # fmt: skip
         return logits.squeeze(0) if members is None else logits
@@ -320,8 +320,8 @@ class _Head(torch.autograd.Function):
         dz = z.new_empty((g, n, d))
         blocks = _Head._blocks(d, k)
         grid = triton.cdiv(n, blocks["ROWS"]), triton.cdiv(d, blocks["BLOCK_D"]), g
-        kernels.launch(
-            loss_kernels.head_inputs, grid, z, weight, dy, dz, n, k, d, z.stride(0), weight.stride(0), dy.stride(0),
+        launch(
+            head_kernels.head_inputs, grid, z, weight, dy, dz, n, k, d, z.stride(0), weight.stride(0), dy.stride(0),
             **_Head._arithmetic(low), **blocks,
         )  # fmt: skip
         return dz
@@ -331,8 +331,8 @@ class _Head(torch.autograd.Function):
         (g, n, d), k = z.shape, dy.shape[2]
         dweight, dbias = z.new_empty((g, k, d)), z.new_empty((g, k))
         blocks = _Head._blocks(d, k)
-        kernels.launch(
-            loss_kernels.head_weights, (triton.cdiv(d, blocks["BLOCK_D"]), g), z, dy, dweight, dbias, n, k, d,
+        launch(
+            head_kernels.head_weights, (triton.cdiv(d, blocks["BLOCK_D"]), g), z, dy, dweight, dbias, n, k, d,
             z.stride(0), dy.stride(0), **_Head._arithmetic(low), **blocks,
         )  # fmt: skip
         return dweight, dbias
