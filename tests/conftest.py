@@ -124,12 +124,15 @@ def made_of(train: list[int], test: list[int], classes: int, image: tuple[int, i
     return Dataset("made", images(train), images(test), classes, (0.5,) * image[0], (0.5,) * image[0])
 
 
+PRELOADED = multiprocessing.get_context("forkserver")
+"""Its processes start in milliseconds, from one that has imported the package already."""
+# The last two are imported by the first use of an optimiser and of the digits, and take longer than a whole run.
+PRELOADED.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "torch._dynamo", "sklearn.datasets"])
+
+
 def in_child(target: Callable[..., object], *args: object) -> ForkServerProcess:
-    """A new process that calls `target`, started from one that has imported the package already: in milliseconds."""
-    context = multiprocessing.get_context("forkserver")
-    # The last two are imported by the first use of an optimiser and of the digits, and take longer than a whole run.
-    context.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "torch._dynamo", "sklearn.datasets"])
-    process = context.Process(target=target, args=args, daemon=True)
+    """A new process that calls `target`."""
+    process = PRELOADED.Process(target=target, args=args, daemon=True)
     process.start()
     return process
 
