@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 from pathlib import Path
 from typing import Any
@@ -318,16 +317,3 @@ def test_listing_has_every_table_and_every_cell() -> None:
     assert everything[MAPL.name] == "77.27 ± 7.98 %"
     with pytest.raises(MaplError, match="unknown table"):
         listing("tab")
-
-
-def test_only_the_command_line_imports_the_paper() -> None:
-    """The library is of use without the one paper; importing it may not need it."""
-    root = Path(mapl.methods.__file__).parents[1]
-    for path in root.rglob("*.py"):
-        if path.relative_to(root).parts[0] not in ("paper", "cli"):
-            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-            names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
-            names += [
-                f"{node.module}.{a.name}" for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names
-            ]
-            assert not [name for name in names if name.startswith("mapl.paper")], path

@@ -169,7 +169,7 @@ def test_every_twin_of_a_run_is_the_same_run(name):
     over = {"method": {"warmup": 0, "graph": {"steps": 3}}} if name.startswith("mapl") else {}
     parts = [play(twin) for twin in twins(small(name, rounds=2, **over))]
     for part in parts:
-        assert [line.accuracy for line in part.rounds] == [line.accuracy for line in parts[0].rounds]
+        assert [line.accuracy for line in part.lines] == [line.accuracy for line in parts[0].lines]
         trained = {k: v for k, v in parameters(part).items() if "projector" not in k and "prototypes" not in k}
         assert_same(trained, {k: parameters(parts[0])[k] for k in trained})
 

@@ -27,9 +27,9 @@ from mapl.report.markdown import markdown_table
 INTRODUCTION = """\
 # The recipe
 
-A run is described by one recipe: a TOML file, or options on the command line, or both. Everything has a default, so a
-recipe says only what differs from it. Layers go over one another: the defaults below, what the data set suggests, the
-recipe file, the command line.
+A run is described by one recipe: a TOML file, options on the command line, or both. Everything has a default, so a
+recipe states only what differs. Each of these overrides the one before: the defaults below, the data set's suggestions,
+the recipe file, the command line.
 
 ```toml
 rounds = 100
@@ -42,12 +42,12 @@ warmup = 30
 scenario = 2
 ```
 
-`mapl run my.toml --set method.graph.beta=0.2` carries it out with one setting changed, `mapl show my.toml` prints it
-with every default filled in and says where each value came from. A key that does not exist is an error that names the
-nearest one. `method = "local"` is short for `[method]` with `name = "local"`; the same goes for `data`. Where a setting
-may be "not set", a recipe says so with `"none"`.
+`mapl run my.toml --set method.graph.beta=0.2` runs it with one setting changed. `mapl show my.toml` prints it with
+every default filled in, and says where each value came from. An unknown key is an error that names the nearest known
+one. `method = "local"` is short for `[method]` with `name = "local"`; the same goes for `data`. If a setting may be
+"not set", a recipe says so with `"none"`.
 
-This page is made from the settings themselves: `make docs` writes it anew.
+This page is generated from the settings: `make docs` rewrites it.
 """
 
 NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
@@ -62,7 +62,7 @@ def reference() -> str:
 
 
 def _tables(settings: BaseModel, path: tuple[str, ...], skip: tuple[str, ...] = (), level: str = "##") -> Iterator[str]:
-    """The table of some settings, and those of the tables within it."""
+    """The table of some settings, and the tables inside it."""
     title = f"`[{'.'.join(path)}]`" if path else "At the top"
     if rows := _rows(settings):
         yield f"{level} {title}\n\n{summary(type(settings))}.\n\n{rows}\n"
@@ -72,13 +72,13 @@ def _tables(settings: BaseModel, path: tuple[str, ...], skip: tuple[str, ...] = 
 
 
 def _inner(settings: BaseModel) -> dict[str, BaseModel]:
-    """The tables within a table."""
+    """The tables inside a table."""
     values = {name: getattr(settings, name) for name in type(settings).model_fields}
     return {name: value for name, value in values.items() if isinstance(value, BaseModel)}
 
 
 def _rows(settings: BaseModel, skip: tuple[str, ...] = ()) -> str:
-    """The settings of one table, a row each; empty where there are none."""
+    """The settings of one table, one row each; empty if there are none."""
     rows = [
         (f"`{name}`", takes(field), _value(getattr(settings, name)), field.description or "")
         for name, field in type(settings).model_fields.items()
@@ -88,7 +88,7 @@ def _rows(settings: BaseModel, skip: tuple[str, ...] = ()) -> str:
 
 
 def takes(field: FieldInfo) -> str:
-    """What may stand there: a type and its limits, as a person would say it."""
+    """What a setting may be: its type and limits, in words."""
     kinds = get_args(field.annotation) if get_origin(field.annotation) in (Union, types.UnionType) else ()
     if type(None) not in kinds:
         return _limited(in_words(field.annotation), field.metadata)
@@ -97,7 +97,7 @@ def takes(field: FieldInfo) -> str:
 
 
 def in_words(kind: Any) -> str:
-    """A type."""
+    """A type in words."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in NAMES:
         return NAMES[kind]
@@ -121,7 +121,7 @@ def _either(texts: Sequence[str]) -> str:
 
 
 def _limited(kind: str, metadata: Sequence[Any]) -> str:
-    """A type in words with what is allowed beyond it."""
+    """A type in words, with its limits."""
     limits = []
     for constraint in metadata:
         for attribute, sign in LIMITS.items():
@@ -133,7 +133,7 @@ def _limited(kind: str, metadata: Sequence[Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as a recipe would have it."""
+    """A value as written in a recipe."""
     if value is None:
         return "not set"
     if isinstance(value, float):
@@ -144,7 +144,7 @@ def _value(value: Any) -> str:
 
 
 def _methods() -> Iterator[str]:
-    """The table `[method]`, which each method has settings of its own for."""
+    """The table `[method]`, with the settings of each method."""
     yield "## `[method]`\n\nThe method and its own settings: `name` is one of these, or `package.module:Name`.\n"
     seen: dict[str, str] = {}
     for name, method in known(mapl.methods).items():
@@ -160,19 +160,19 @@ def _methods() -> Iterator[str]:
 
 
 def _suggestions() -> Iterator[str]:
-    """What a data set puts in place of the defaults."""
+    """What each data set suggests instead of the defaults."""
     yield (
         "## What each data set suggests\n\n"
-        "These take the place of the defaults above when the data set is named; a recipe goes over them.\n"
+        "These replace the defaults above for this data set; a recipe overrides them.\n"
     )
     for name, source in known(mapl.data.sources).items():
         rows = [(f"`{key}`", _value(value)) for key, value in flat(getattr(source, "suggests", {})).items()]
-        body = _table(("key", "suggested"), rows) if rows else "Nothing: the defaults hold."
+        body = _table(("key", "suggested"), rows) if rows else "Nothing: the defaults apply."
         yield f"### `{name}`\n\n{summary(source)}.\n\n{body}\n"
 
 
 def _names() -> Iterator[str]:
-    """What can be named: scenarios, backbones, topologies."""
+    """Scenarios, backbones and topologies."""
     listed = {
         "Scenarios": {str(number): text for number, text in SCENARIOS.items()},
         "Backbones": {name: summary(thing) for name, thing in known(mapl.backbones).items()},
