@@ -22,10 +22,10 @@ demo: $(STAMP) ## MAPL on handwritten digits, compared with its control arm, wit
 	@$(BIN)/mapl demo
 
 test: $(STAMP) ## the tests to run after every change, a few minutes
-	@$(BIN)/python -m pytest -n auto -m "not slow"
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 check: $(STAMP) ## the slow rest of the tests; MAPL_DATA=folder adds those on published data
-	@$(BIN)/python -m pytest -n auto -m slow
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 lint: $(STAMP) ## ruff, as CI runs it
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -47,6 +47,10 @@ SMALL: Tree = {
 }
 
 
+REAL_PLANE = mapl.methods.flt._plane
+"""FLT's own, for the few tests that take the time."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def flat_plane() -> Iterator[None]:
     """Two coordinates of FLT's centres in place of UMAP, which takes half a minute to import and compile."""

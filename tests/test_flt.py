@@ -21,7 +21,7 @@ from torch import Tensor
 import mapl
 import mapl.methods._encoder as encoders
 import mapl.methods.flt as flt
-from conftest import deliver, inboxes_of, play, small
+from conftest import REAL_PLANE, deliver, inboxes_of, play, small
 from mapl import Letter, MaplError
 from mapl.client import Server
 from mapl.model import Shapes
@@ -30,7 +30,6 @@ from mapl.runs.part import Part, build_part
 
 OVER: dict[str, Any] = {"model": {"backbones": ["cnn"]}, "partition": {"scenario": 3, "shots_range": [2, 6]}}
 LATENT = 6
-REAL_PLANE = flt._plane  # before conftest puts another in its place
 
 
 def recipe(**settings: Any) -> mapl.Recipe:

@@ -14,6 +14,7 @@ import torch
 
 import mapl.data.sources
 import mapl.methods
+from conftest import REAL_PLANE
 from mapl import Dataset, Recipe
 from mapl.data.dataset import DataSettings
 from mapl.plugins import find, known
@@ -36,6 +37,11 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not os.environ.get("MAPL_DATA"), reason="MAPL_DATA names no folder with the data sets"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _real_umap(monkeypatch) -> None:
+    monkeypatch.setattr("mapl.methods.flt._plane", REAL_PLANE)
 
 
 @pytest.fixture(scope="module", params=["mnist", "fashionmnist", "svhn", "cifar10"])
