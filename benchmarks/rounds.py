@@ -121,7 +121,7 @@ class _Ours:
 
     def __init__(self, recipe: Recipe, data: Dataset, device: torch.device) -> None:
         self.device, self.recipe = device, recipe
-        self.name = f"mapl, {recipe.engine.precision if device.type == 'cuda' else 'fp32'}"
+        self.name = f"mapl, {recipe.engine.on(device.type).precision}"
         say(f"{self.name}: setting up")
         self.peak = PeakMemory(device)
         watch = Stopwatch(device)

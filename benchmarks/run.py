@@ -1,4 +1,4 @@
-"""What mapl does on the machine at hand, and how fast: python benchmarks/run.py round|clients|exchange|state|edges|all.
+"""What mapl does on the machine at hand, and how fast: python benchmarks/run.py WHAT.
 
 Every measurement is written to the results' folder as a table for people (Markdown) and as JSON.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import clients
@@ -16,13 +17,17 @@ import exchange
 import rounds
 import state
 import torch
+import two_cores
 
 WHAT = {
     "round": rounds.measure, "clients": clients.measure, "exchange": exchange.measure, "state": state.measure,
-    "edges": edges.measure,
+    "edges": edges.measure, "two-cores": two_cores.measure,
 }  # fmt: skip
 
-HELP = "A round against a plain loop; more clients; letters alone; what a large network keeps; whom clients listen to."
+ON_A_CPU = {"two-cores"}
+"""Measured on the CPU even where there is a GPU."""
+
+HELP = "A round against a plain loop; more clients; letters; memory of a network; the graph's edges; FedAvg on a CPU."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="Everything tiny: to see that it runs, not how fast.")
     made.add_argument("--data-folder", type=Path, help="Where published data sets lie; default: $MAPL_DATA, or data/.")
     made.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="Where tables are written.")
-    made.add_argument("--rounds", type=int, default=3, help="round: rounds that are measured of each program.")
+    made.add_argument("--rounds", type=int, default=3, help="round, two-cores: rounds measured of each program.")
     made.add_argument("--plain-workers", type=int, help="round: loader processes of the plain loop; default: the best.")
     made.add_argument("--clients", type=_numbers, default=(), help="clients: how many, such as 20,50,100.")
     made.add_argument("--series", type=_names, default=(), help="clients: which, such as resnet18 or mixed.")
@@ -60,8 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         copies=given.copies,
     )
     for what in WHAT if given.what == "all" else (given.what,):
-        common.say(f"measuring {what} on {options.device.type}")
-        place = common.write(WHAT[what](options), what, options.device, _command(what, given), given.out)
+        here = replace(options, device=torch.device("cpu")) if what in ON_A_CPU else options
+        common.say(f"measuring {what} on {here.device.type}")
+        place = common.write(WHAT[what](here), what, here.device, _command(what, given), given.out)
         print(place.read_text(encoding="utf-8"))
 
 

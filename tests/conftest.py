@@ -130,8 +130,8 @@ def made_of(train: list[int], test: list[int], classes: int, image: tuple[int, i
 
 PRELOADED = multiprocessing.get_context("forkserver")
 """Its processes start in milliseconds, from one that has imported the package already."""
-# The last two are imported by the first use of an optimiser and of the digits, and take longer than a whole run.
-PRELOADED.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "torch._dynamo", "sklearn.datasets"])
+# The last one is imported by the first use of the digits, and takes longer than a whole run.
+PRELOADED.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "sklearn.datasets"])
 
 
 def in_child(target: Callable[..., object], *args: object) -> ForkServerProcess:

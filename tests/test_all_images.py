@@ -30,6 +30,8 @@ def alone(part: Part, i: int) -> float:
 def test_what_is_trained_and_the_own_test_stay_the_same_to_the_bit():
     plain, both = play(small()), play(small(evaluate=BOTH))
     assert_same(parameters(plain), parameters(both))
+    for ours, theirs in zip(plain.clients, both.clients, strict=True):
+        assert torch.equal(plain.engine.embed(ours), both.engine.embed(theirs)[: ours.tests])
     assert [line.accuracy for line in plain.lines] == [line.accuracy for line in both.lines]
     assert plain.recipe.fingerprint() == both.recipe.fingerprint()
     assert all(line.all_images is None and "all_images" not in line.line() for line in plain.lines)

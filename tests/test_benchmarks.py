@@ -35,12 +35,13 @@ def quick(what: str, out: Path) -> dict[str, list[dict[str, Any]]]:
     [
         ("round", {"program", "seconds a round", "images/s", "times as fast", "set-up, s"}),
         ("clients", {"clients", "seconds a round", "ratio to linear", "set-up, s", "peak host memory, GiB"}),
+        ("two-cores", {"program", "seconds a round", "CPU seconds", "first round, s"}),
         ("exchange", {"topology", "clients", "letters a round", "seconds a round", "peak memory, GiB"}),
     ],
 )
 def test_a_quick_measurement_leaves_a_table_and_its_numbers(tmp_path, what, columns):
     rows = next(iter(quick(what, tmp_path).values()))
-    assert len(rows) == (4 if what == "exchange" else 2)
+    assert len(rows) == {"exchange": 4, "two-cores": 4}.get(what, 2)
     for row in rows:
         assert columns <= row.keys()
         assert row["seconds a round"] > 0

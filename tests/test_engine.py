@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import warnings
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,10 +15,13 @@ from torch import nn
 from conftest import assert_same, parameters, play, small
 from mapl import MaplError
 from mapl.engine import channels_last
-from mapl.engine.eager import make_optimizer
-from mapl.engine.workers import never_draws, side_by_side
+from mapl.engine.generators import draws
+from mapl.engine.optimizers import Adam, Sgd, make_optimizer
+from mapl.engine.settings import EngineSettings
+from mapl.engine.workers import side_by_side
+from mapl.methods.local import Local
 from mapl.methods.mapl import Mapl
-from mapl.model import find_backbone
+from mapl.model import build, find_backbone
 from mapl.recipe import merge
 from mapl.runs.part import Part, build_part, given_in_python
 from mapl.runs.round import play_round
@@ -136,15 +142,15 @@ def test_a_reset_optimiser_forgets_and_a_living_one_does_not(optimizer):
 
 
 def test_the_optimisers_are_those_of_the_settings():
-    part = world_of(train={"optimizer": "sgd", "momentum": 0.7, "weight_decay": 0.1, "learning_rate": 0.3})
-    sgd = make_optimizer(part.clients[0], part.recipe.train)
-    assert isinstance(sgd, torch.optim.SGD)
-    assert [sgd.defaults[k] for k in ("lr", "momentum", "weight_decay")] == [0.3, 0.7, 0.1]
-    adam = make_optimizer(part.clients[0], world_of().recipe.train)
-    assert isinstance(adam, torch.optim.Adam)
-    assert [adam.defaults[k] for k in ("lr", "betas", "weight_decay")] == [1e-3, (0.5, 0.999), 0]
-    optimised = {id(p) for group in adam.param_groups for p in group["params"]}
-    assert id(part.clients[0].model.prototypes) in optimised
+    part = world_of(train={"optimizer": "sgd"})
+    model = part.clients[0].model
+    assert isinstance(make_optimizer(model, part.recipe.train), Sgd)
+    adam = make_optimizer(model, world_of().recipe.train)
+    assert isinstance(adam, Adam)
+    ((rate, optimised),) = adam.groups
+    assert rate == 1e-3
+    assert {id(p) for p in optimised} == {id(p) for p in model.parameters()}
+    assert id(model.prototypes) in {id(p) for p in optimised}
 
 
 def test_a_step_of_sgd_by_hand():
@@ -163,9 +169,9 @@ def test_a_step_of_sgd_by_hand():
 
 def test_training_lowers_the_loss_and_reaches_an_accuracy_above_chance():
     part = play(small(rounds=15, partition={"shots": 10, "test_shots": 20}, network={"topology": {"name": "none"}}))
-    first, last = part.rounds[0].losses["cross_entropy"], part.rounds[-1].losses["cross_entropy"]
+    first, last = part.lines[0].losses["cross_entropy"], part.lines[-1].losses["cross_entropy"]
     assert sum(last) < 0.7 * sum(first)
-    assert sum(part.rounds[-1].accuracy) / 4 > 0.5  # 0.2 by chance: each client has five classes
+    assert sum(part.lines[-1].accuracy) / 4 > 0.5  # 0.2 by chance: each client has five classes
 
 
 def test_accuracy_is_the_share_of_test_images_classified_rightly_in_evaluation_mode():
@@ -182,6 +188,23 @@ def test_accuracy_is_the_share_of_test_images_classified_rightly_in_evaluation_m
         ]
     right = [guess == label for guess, label in zip(guesses, client.test.labels.tolist(), strict=True)]
     assert answers.tolist() == right
+
+
+def test_tests_leave_every_tensor_in_its_place_and_lay_out_images_as_training_does(monkeypatch):
+    part = mixed_world()
+    before = {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in parameters(part).items()}
+    seen = []
+
+    def spy(layer, inputs):
+        seen.append((inputs[0].stride()[1] == 1, layer.weight.stride()[1] == 1))
+
+    (client,) = [client for client in part.clients if client.backbone == "residual"][:1]
+    inner = [layer for layer in client.model.modules() if isinstance(layer, nn.Conv2d)][1]
+    hook = inner.register_forward_pre_hook(spy)
+    part.engine.evaluate_all(part.clients)
+    hook.remove()
+    assert seen == [(True, True)]
+    assert {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in parameters(part).items()} == before
 
 
 def test_a_loss_that_is_not_a_number_names_client_round_and_term():
@@ -226,13 +249,12 @@ def test_no_bit_depends_on_how_many_clients_train_at_a_time(reset):
     for workers in (1, 2, 5):
         torch.manual_seed(workers)
         before = torch.random.get_rng_state()
-        parts.append(mixed_world(engine={"workers": workers}, train={"batch": 4, "reset": reset}))
-        for t in range(2):
-            play_round(parts[-1], t)
+        part = mixed_world(engine={"workers": workers}, train={"batch": 4, "reset": reset})
+        parts.append(play(part.recipe, 2, part))
         assert torch.equal(torch.random.get_rng_state(), before)
     for part in parts[1:]:
         assert_same(parameters(parts[0]), parameters(part))
-        assert part.rounds == parts[0].rounds
+        assert part.lines == parts[0].lines
 
 
 def test_one_client_s_training_does_not_depend_on_the_others_in_its_call():
@@ -259,26 +281,227 @@ def test_what_takes_longest_begins_first_and_results_keep_their_order():
     assert [item for item in begun if item in (1, 2)] == [1, 1, 2]  # one after another, in their order
 
 
-def test_only_models_that_surely_never_draw_train_side_by_side():
-    quiet = {name for name in MIXED if name not in ("dropping", "viewing")} | {"resnet18", "shufflenet"}
+class Homemade(nn.Module):
+    """A backbone of a class that torch does not know."""
+
+    def __init__(self, image: tuple[int, int, int], embedding: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(embedding, image[0] * image[1] * image[2]))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1) @ self.weight.t()
+
+
+class Branching(Homemade):
+    """Draws from Python's generator, or from numpy's."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        noise = random.random() if self.weight.shape[0] % 2 else np.random.rand()
+        return super().forward(images) * (1 + noise if self.training else 1)
+
+
+class Meeting(Homemade):
+    """Passes in training only once as many clients as there are parties are training at the same time."""
+
+    parties = threading.Barrier(2, timeout=20)
+    waiting = False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training and Meeting.waiting:
+            Meeting.parties.wait()
+        return super().forward(images)
+
+
+def given_world(backbones, **over) -> Part:
+    recipe = given_in_python(small(**over), None, backbones)
+    return build_part(recipe, backbones=backbones)
+
+
+def test_a_backbone_class_of_ones_own_trains_side_by_side(monkeypatch):
+    part = given_world({"meeting": Meeting}, engine={"workers": 2})
+    monkeypatch.setattr(Meeting, "waiting", True)
+    part.engine.train_all(part.clients, 0)  # in turns, the barrier would break
+    monkeypatch.setattr(Meeting, "waiting", False)
+    alone = given_world({"meeting": Meeting}, engine={"workers": 1})
+    alone.engine.train_all(alone.clients, 0)
+    assert_same(parameters(part), parameters(alone))
+
+
+def test_who_draws_is_found_by_trying():
+    quiet = {name for name in MIXED if name != "dropping"} | {"resnet18", "shufflenet"}
+    settings = small().model
     for name in (*MIXED, "resnet18", "shufflenet", "googlenet", "alexnet"):
-        model = (MIXED.get(name) or find_backbone(name))((1, 8, 8) if name in MIXED else (3, 32, 32), 12)
-        assert never_draws(model) is (name in quiet), name
+        image = (1, 8, 8) if name in MIXED else (3, 32, 32)
+        model = build(name, MIXED.get(name) or find_backbone(name), settings, image, 10, 0, 0)
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        state = torch.random.get_rng_state()
+        assert draws(model, image) is (name not in quiet), name
+        assert_same(dict(model.state_dict()), before)
+        assert torch.equal(torch.random.get_rng_state(), state)
 
 
-class Noisy(Mapl):
+@pytest.mark.parametrize("embedding", [12, 13])
+def test_draws_from_numpy_and_python_are_found_and_keyed_too(embedding):
+    parts = []
+    for workers in (1, 3):
+        random.seed(workers)
+        np.random.seed(workers)
+        part = given_world({"branching": Branching}, engine={"workers": workers}, model={"embedding": embedding})
+        assert not part.engine._quiet
+        part.engine.train_all(part.clients, 0)
+        parts.append(part)
+    assert_same(parameters(parts[0]), parameters(parts[1]))
+
+
+def said(part: Part) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        part.engine.warm_up(part.clients)
+        for t in range(2):
+            play_round(part, t)
+    return [str(warning.message) for warning in caught]
+
+
+def test_clients_that_take_turns_on_several_workers_say_so_once():
+    (line,) = said(mixed_world(engine={"workers": 2}))
+    assert "dropping" in line
+    assert "cnn" not in line
+    (line,) = said(build_part(small(method={"name": "test_engine:Noisy"}, engine={"workers": 2})))
+    assert "Noisy" in line
+    assert not said(mixed_world(engine={"workers": 1}))
+    assert not said(world_of(engine={"workers": 2}))
+
+
+class Undeclared(Mapl):
     """A method of somebody's own, whose loss draws from the global generator."""
 
     def loss(self, client, images, labels):
         return super().loss(client, images + 0.1 * torch.randn(images.shape), labels)
 
 
+class Noisy(Undeclared):
+    draws = True
+
+
 def test_a_method_that_draws_is_keyed_too():
     parts = []
     for workers in (1, 4):
         parts.append(build_part(small(method={"name": "test_engine:Noisy"}, engine={"workers": workers})))
+        torch.manual_seed(workers)
         play_round(parts[-1], 0)
     assert_same(parameters(parts[0]), parameters(parts[1]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_method_that_draws_and_does_not_declare_it_is_refused(workers):
+    part = build_part(small(method={"name": "test_engine:Undeclared"}, engine={"workers": workers}))
+    with pytest.raises(MaplError, match=r"Undeclared.*draws = True"):
+        play_round(part, 0)
+
+
+class TwoNetworks(Local):
+    """Cross-entropy of two networks, one with a learning rate of its own; a third one is frozen."""
+
+    answers_with = ("backbone", "second", "still")
+    rates: ClassVar[dict[str, float]] = {"second": 0.5, "still": 0.0}
+    seen: ClassVar[list[tuple[int, ...]]] = []
+
+    def modules(self, client):
+        return {
+            "second": nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(108, 10)),
+            "still": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)),
+        }
+
+    def learning_rates(self):
+        return self.rates
+
+    def loss(self, client, images, labels):
+        model = client.model
+        both = model(images) + model.call("second", images) + model.call("still", images)
+        return {"cross_entropy": nn.functional.cross_entropy(both, labels)}
+
+    def scores(self, client, outputs):
+        self.seen.append(tuple(outputs[name].shape for name in self.answers_with))
+        return client.model.classify(outputs["backbone"]) + outputs["second"] + outputs["still"]
+
+
+class SameRates(TwoNetworks):
+    rates: ClassVar[dict[str, float]] = {"second": 0.1, "still": 0.0}
+
+
+def two_networks(name: str = "TwoNetworks", **over) -> Part:
+    train = {"optimizer": "sgd", "momentum": 0, "learning_rate": 0.1, "batch": 64}
+    return build_part(small("local", **merge({"method": {"name": f"test_engine:{name}"}, "train": train}, over)))
+
+
+def test_own_networks_train_at_rates_of_their_own_and_frozen_ones_stay():
+    fast, usual = two_networks(), two_networks("SameRates")
+    before = parameters(fast)
+    before = {name: value.clone() for name, value in before.items()}
+    assert_same(before, parameters(usual))
+    for part in (fast, usual):
+        part.engine.train_all(part.clients, 0)  # a single step: the batch is larger than the shard
+    for name, start in before.items():
+        moved, ours = parameters(usual)[name].double() - start, parameters(fast)[name].double() - start
+        if ".own.still." in name:
+            assert not ours.any(), name
+        elif start.is_floating_point() and "running" not in name:
+            assert torch.allclose(ours, (5 if ".own.second." in name else 1) * moved, atol=1e-5), name
+            assert ours.any(), name
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_scores_are_given_what_every_network_made_of_the_test_images(workers, monkeypatch):
+    monkeypatch.setattr("mapl.engine.eager.TEST_BATCH", {"cpu": 4})
+    part = two_networks(engine={"workers": workers})
+    TwoNetworks.seen.clear()
+    play_round(part, 0)
+    client = part.clients[1]
+    n = len(client.test)
+    assert TwoNetworks.seen == [((n, 12), (n, 10), (n, 10))] * 4
+    images = part.engine.augmentation.normalise(client.test.pixels)
+    with torch.no_grad():
+        model = client.model.eval()
+        expected = model(images) + model.call("second", images) + model.call("still", images)
+    assert part.engine.evaluate(client).tolist() == (expected.argmax(1) == client.test.labels).tolist()
+    assert part.engine.embed(client).shape == (n, 12)
+
+
+def test_optimisers_of_own_networks_come_back():
+    over = {"train": {"optimizer": "adam", "reset": False, "batch": 4}, "rounds": 3}
+    whole, begun, later = (two_networks(**over) for _ in range(3))
+    for part in (whole, begun):
+        part.engine.train_all(part.clients, 0)
+    later_models = zip(later.clients, begun.clients, strict=True)
+    for client, trained in later_models:
+        client.model.load_state_dict(trained.model.state_dict())
+    later.engine.load_state(later.clients, {k: v.clone() for k, v in begun.engine.state().items()})
+    for part in (whole, later):
+        part.engine.train_all(part.clients, 1)
+    assert_same(parameters(whole), parameters(later))
+    assert_same(whole.engine.state(), later.engine.state())
+    names = [name for name, _ in whole.clients[0].model.named_parameters()]
+    kept = {names[int(path.split(".")[1])] for path in whole.engine.state() if path.startswith("0.")}
+    assert kept == {name for name in names if not name.startswith("own.still.")}
+
+
+def test_precision_is_the_device_s_own_unless_it_is_said():
+    assert EngineSettings().on("cuda").precision == "bf16"
+    assert EngineSettings().on("cpu").precision == "fp32"
+    assert EngineSettings(precision="tf32").on("cpu").precision == "fp32"
+    for said in ("fp32", "tf32", "bf16"):
+        assert EngineSettings(precision=said).on("cuda").precision == said
+
+
+def test_a_cpu_computes_in_bf16_where_that_is_said():
+    parts = {p: world_of(engine={"precision": p}, train={"batch": 4}) for p in ("auto", "fp32", "tf32", "bf16")}
+    losses = {p: part.engine.train_all(part.clients, 0) for p, part in parts.items()}
+    assert losses["auto"] == losses["fp32"] == losses["tf32"]
+    for ours, theirs in zip(losses["bf16"], losses["fp32"], strict=True):
+        assert ours != theirs
+        assert ours == pytest.approx(theirs, rel=0.05)
+    assert all(v.dtype != torch.bfloat16 for v in parameters(parts["bf16"]).values())
+    assert_same(parameters(parts["auto"]), parameters(parts["fp32"]))
 
 
 def test_an_error_in_one_of_several_threads_is_the_first_client_s():

@@ -1,4 +1,4 @@
-"""What an engine is: how the clients of one process learn and are tested, all of them in one call."""
+"""What an engine is: it trains and tests all clients of one process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from mapl.methods._base import Method
 
 @dataclass(frozen=True)
 class Draws:
-    """All that is random in one client's round, drawn before it starts."""
+    """The random numbers of one client's round, drawn before it starts."""
 
     batches: Tensor
     """Indices into the client's training images: (steps, B)."""
     uniforms: Tensor
-    """What its augmentation reads: (steps, views · B, P)."""
+    """Uniform numbers for its augmentation: (steps, views · B, P)."""
 
 
 class Engine(ABC):
-    """Trains and tests clients. Whatever is random comes from `draw`, so engines differ in rounding alone."""
+    """Trains and tests clients. All random numbers come from `draw`, so engines differ only in rounding."""
 
     def __init__(
         self,
@@ -46,13 +46,8 @@ class Engine(ABC):
         self.settings = train
         self.augmentation = augmentation
         self.seed = seed
-        self.engine_settings = settings
+        self.engine_settings = settings.on(device.type)
         self.device = device
-
-    @property
-    def knows_method(self) -> bool:
-        """Whether the method is one of this package: what others do in their losses is not known."""
-        return type(self.method).__module__.startswith("mapl.methods.")
 
     def draw(self, client: Client, round: int) -> Draws:
         """The order of the images and every augmentation's parameters: a function of (seed, client, round) alone."""
@@ -71,9 +66,9 @@ class Engine(ABC):
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """Networks are computed inside, in the precision that was asked for.
+        """Inside, networks run in the precision of the settings.
 
-        What is mixed, compared or counted outside keeps all digits of float32: TF32 would cost it three of seven.
+        Everything else keeps full float32: TF32 would cost mixing and similarities three of seven digits.
         """
         if self.device.type != "cuda":
             yield
@@ -87,7 +82,7 @@ class Engine(ABC):
             products.allow_tf32, convolutions.allow_tf32 = before
 
     def adopt(self, clients: Sequence[Client]) -> None:
-        """Take the clients of a run in: move their models to where they will live. Called once, before `prepare`."""
+        """Move the clients' models to the device, and learn how to train them. Called once, before `prepare`."""
         if self.device.type == "cuda":
             make_deterministic(self.engine_settings)
         for client in clients:
@@ -98,11 +93,11 @@ class Engine(ABC):
 
     @abstractmethod
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
-        """PML: a round of local training of every client. Returns the mean of each term of each client's loss."""
+        """A round of local training (PML) of every client. Returns the mean of each term of each client's loss."""
 
     @abstractmethod
     def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
-        """For every client which of its test images (n,) it classifies rightly: truth values, on the CPU."""
+        """For every client, which of its test images it classifies correctly: booleans (n,), on the CPU."""
 
     @abstractmethod
     def embed(self, client: Client) -> Tensor:
@@ -110,27 +105,27 @@ class Engine(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """The optimisers that live on from round to round, as named tensors `client.parameter.name`."""
+        """Optimiser state that is kept from round to round, as `client.parameter.name`; parameters count from 0."""
 
     @abstractmethod
     def load_state(self, clients: Sequence[Client], state: dict[str, Tensor]) -> None:
-        """Take such tensors back."""
+        """Restore optimiser state from a checkpoint."""
 
 
 def make_deterministic(settings: EngineSettings) -> None:
-    """Which kernels a GPU's libraries may choose, which is the process's business and not a tensor's."""
+    """Tell the GPU's libraries which kernels they may choose. This holds for the whole process."""
     torch.backends.cudnn.deterministic = settings.deterministic
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # A few kernels have no deterministic version: torch is to warn of each by name, and not to stop. It loads its whole
-    # compiler to be told, which takes seconds: only where that changes something.
+    # A few kernels have no deterministic version: torch then warns instead of stopping. The call imports torch's
+    # compiler, which takes seconds, so it is made only where it changes something.
     now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if now != (settings.deterministic,) * 2:
         torch.use_deterministic_algorithms(settings.deterministic, warn_only=settings.deterministic)
 
 
 def check_finite(client: Client, round: int, losses: dict[str, float]) -> None:
-    """A loss that is no number ends a run with a sentence that says whose, when, and what to do."""
+    """Stop the run when a loss is not finite."""
     for name, value in losses.items():
         if not abs(value) < float("inf"):
             raise MaplError(

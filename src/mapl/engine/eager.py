@@ -1,4 +1,4 @@
-"""The eager engine: plain PyTorch, client by client. It is the reference that every other path equals."""
+"""The eager engine: plain PyTorch, client by client. It is the reference for every other engine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from mapl.client import Client
 from mapl.clock import part, profiled
 from mapl.data.dataset import Images
 from mapl.engine._base import Draws, Engine, check_finite
-from mapl.engine.channels_last import channels_last, pixels_together, who_takes_it
-from mapl.engine.settings import TrainSettings
-from mapl.engine.workers import cores, never_draws, side_by_side
+from mapl.engine.channels_last import channels_last, channels_last_for_tests, pixels_together, who_takes_it
+from mapl.engine.generators import drawing_from, say_who_takes_turns, who_draws
+from mapl.engine.optimizers import Optimizer, make_optimizer
+from mapl.engine.workers import cores, side_by_side
+from mapl.errors import MaplError
 from mapl.keys import key
 
-__all__ = ["Draws", "EagerEngine", "make_optimizer"]
+__all__ = ["Draws", "EagerEngine"]
 
-TEST_BATCH = 512
+BACKBONE = "backbone"
+TEST_BATCH = {"cpu": 200, "cuda": 512}
+"""Test images per batch. On a CPU, larger batches of convolutions leave the cache."""
 AT_A_TIME = 2**19
-"""Numbers of the images that are augmented at once, about what a core's cache holds: several steps' small ones."""
+"""Pixels that are augmented at once, about what a core's cache holds. Small images are made for several steps."""
 
 Result = TypeVar("Result")
 
@@ -34,38 +38,42 @@ class EagerEngine(Engine):
 
     def __init__(self, *settings: Any):
         super().__init__(*settings)
-        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.optimizers: dict[int, Optimizer] = {}
         self._images: dict[tuple[int, str], Images] = {}
         self._keys: Any = None
         self._quiet: set[int] = set()
-        """Clients whose training reads no generator but those of `draw`."""
+        """Clients whose training reads no generator but those of `draw`. Only they train side by side."""
         self._seconds: dict[int, float] = {}
         """How long each client's last round took."""
         self._channels_last: set[int] = set()
 
     def adopt(self, clients: Sequence[Client]) -> None:
         super().adopt(clients)
+        for client in clients:
+            client.model.precision = torch.bfloat16 if self.engine_settings.precision == "bf16" else None
         if self.device.type == "cuda":
             self._use_gpu(clients)
         else:
             self._use_cpu(clients)
 
     def _use_cpu(self, clients: Sequence[Client]) -> None:
-        """Learn of each client whether it can train beside others, and how its convolutions are best laid out."""
-        if self.knows_method:
-            self._quiet = {client.id for client in clients if never_draws(client.model)}
-        self._channels_last = who_takes_it(clients, self.augmentation.shape)
+        """Find out which clients can train side by side, and which take channels-last images."""
+        if not self.method.draws:
+            self._quiet |= {client.id for client in clients} - who_draws(clients, self.augmentation.shape)
+        self._channels_last |= who_takes_it(clients, self.augmentation.shape)
 
     def _use_gpu(self, clients: Sequence[Client]) -> None:
-        """Low precision where it was asked for, and dropouts that are drawn as the engine of graphs draws them."""
-        for client in clients:
-            client.model.precision = torch.bfloat16 if self.engine_settings.precision == "bf16" else None
+        """Draw dropout as the grouped engine does."""
         if find_spec("triton") is not None:
             from mapl.engine.cuda.layers import Keys, keyed
 
             self._keys = self._keys or Keys(*torch.zeros(2, 1, dtype=torch.int64, device=self.device))
             for client in clients:
                 keyed(client.model, self._keys)
+
+    def warm_up(self, clients: Sequence[Client]) -> None:
+        if self.device.type == "cpu" and self._workers > 1:
+            say_who_takes_turns(self.method, [client for client in clients if client.id not in self._quiet])
 
     def train_all(self, clients: Sequence[Client], round: int) -> list[dict[str, float]]:
         def train(client: Client) -> dict[str, float]:
@@ -74,18 +82,29 @@ class EagerEngine(Engine):
             self._seconds[client.id] = perf_counter() - start
             return losses
 
-        return self._each(clients, train, lambda client: client.id not in self._quiet)
+        before = torch.random.get_rng_state()
+        losses = self._each(clients, train, lambda client: client.id not in self._quiet)
+        if self.device.type == "cpu" and not torch.equal(torch.random.get_rng_state(), before):
+            raise MaplError(
+                f"in round {round} of method {type(self.method).__name__} random numbers were drawn from torch's "
+                "global generator, which clients that train side by side share: declare `draws = True` in the method"
+            )
+        return losses
+
+    @property
+    def _workers(self) -> int:
+        """How many clients a CPU trains at a time."""
+        return self.engine_settings.workers or max(1, cores() // self.settings.threads)
 
     def _each(
         self, clients: Sequence[Client], work: Callable[[Client], Result], in_turn: Callable[[Client], bool]
     ) -> list[Result]:
         if self.device.type != "cpu" or profiled():  # parts are billed in one thread
             return [work(client) for client in clients]
-        workers = self.engine_settings.workers or max(1, cores() // self.settings.threads)
-        return side_by_side(work, clients, workers, in_turn, lambda client: self._seconds.get(client.id, 0.0))
+        return side_by_side(work, clients, self._workers, in_turn, lambda client: self._seconds.get(client.id, 0.0))
 
     def train(self, client: Client, round: int) -> dict[str, float]:
-        """PML: a round of local training. Returns the mean of each term of the loss."""
+        """A round of local training (PML). Returns the mean of each term of the loss."""
         draws = self.draw(client, round)
         images = self._on_device(client, "train")
         batches, uniforms = draws.batches.to(self.device), draws.uniforms.to(self.device)
@@ -95,9 +114,9 @@ class EagerEngine(Engine):
         with ExitStack() as stack:
             stack.enter_context(self.arithmetic())
             if client.id not in self._quiet:
-                # Layers that draw for themselves (dropout) read the global generator: lend it a key of ours.
-                stack.enter_context(torch.random.fork_rng([self.device] if self.device.type == "cuda" else []))
-                self._seed_layers(key(self.seed, client.id, round, "layers"))
+                seed = key(self.seed, client.id, round, "layers")
+                stack.enter_context(drawing_from(seed, self.device))
+                self._seed_layers(seed)
             if client.id in self._channels_last:
                 stack.enter_context(channels_last(client.model, optimizer))
             for step, batch in enumerate(self._augmented(client, images, batches, uniforms)):
@@ -107,13 +126,12 @@ class EagerEngine(Engine):
                 terms = self._step(client, optimizer, *batch)
                 for name, value in terms.items():
                     totals[name] = totals[name] + value if name in totals else value
-        optimizer.zero_grad(set_to_none=True)  # who waits for its next turn needs no gradients
+        optimizer.zero_grad()  # they are not needed until the next round
         losses = {name: float(total) / len(batches) for name, total in totals.items()}
         check_finite(client, round, losses)
         return losses
 
     def _seed_layers(self, seed: int) -> None:
-        torch.manual_seed(seed)
         if self._keys is not None:
             self._keys.seed.fill_(seed)
             self._keys.cursor.zero_()
@@ -121,39 +139,40 @@ class EagerEngine(Engine):
     def _augmented(
         self, client: Client, images: Images, batches: Tensor, uniforms: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """All views (V · B, C, H, W) and labels (V · B,) of each step; small images are made for several at a time."""
+        """All views (V · B, C, H, W) and labels (V · B,) of each step; small images for several steps at once."""
         size = self.method.views * batches.shape[1]
         steps = max(1, AT_A_TIME // (size * images.pixels[0].numel()))
-        for some, draws in zip(torch.split(batches, steps), torch.split(uniforms, steps), strict=True):
+        for chunk, draws in zip(torch.split(batches, steps), torch.split(uniforms, steps), strict=True):
             with part("augmentation"):
-                chosen = some.repeat(1, self.method.views).flatten()
-                made = self.augmentation.apply(images.pixels[chosen], draws.flatten(0, 1))
+                indices = chunk.repeat(1, self.method.views).flatten()
+                views = self.augmentation.apply(images.pixels[indices], draws.flatten(0, 1))
                 if client.id in self._channels_last:
-                    made = pixels_together(made)
-            for step, labels in enumerate(torch.split(images.labels[chosen], size)):
-                # Detached, so that a network may write over its images: they are no part of anything then.
-                yield made[step * size : (step + 1) * size].detach(), labels
+                    views = pixels_together(views)
+            for step, labels in enumerate(torch.split(images.labels[indices], size)):
+                # Detached: a network that writes over its images must not tie the steps together in autograd.
+                yield views[step * size : (step + 1) * size].detach(), labels
 
-    def _step(
-        self, client: Client, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
-    ) -> dict[str, Tensor]:
+    def _step(self, client: Client, optimizer: Optimizer, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         terms = self.method.loss(client, images, labels)
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if self._keys is not None:
             self._keys.cursor.add_(1)
         return {name: value.detach() for name, value in terms.items()}
 
-    def _optimizer(self, client: Client) -> torch.optim.Optimizer:
+    def _optimizer(self, client: Client) -> Optimizer:
         if self.settings.reset:
-            return make_optimizer(client, self.settings)
+            return self._new_optimizer(client)
         if client.id not in self.optimizers:
-            self.optimizers[client.id] = make_optimizer(client, self.settings)
+            self.optimizers[client.id] = self._new_optimizer(client)
         return self.optimizers[client.id]
 
+    def _new_optimizer(self, client: Client) -> Optimizer:
+        return make_optimizer(client.model, self.settings, self.method.learning_rates())
+
     def _on_device(self, client: Client, split: str) -> Images:
-        """The client's images; on a GPU a copy of them, made once and kept."""
+        """The client's images. On a GPU they are copied once."""
         images: Images = getattr(client, split)
         if self.device.type == "cpu":
             return images
@@ -161,62 +180,58 @@ class EagerEngine(Engine):
             self._images[client.id, split] = images.to(self.device)
         return self._images[client.id, split]
 
-    @torch.no_grad()
     def embed(self, client: Client) -> Tensor:
-        client.model.eval()
+        return self._outputs(client, (BACKBONE,))[BACKBONE]
+
+    @torch.no_grad()
+    def _outputs(self, client: Client, networks: Sequence[str]) -> dict[str, Tensor]:
+        """The outputs of these networks, the backbone's or own ones, for the client's test images."""
+        model = client.model.eval()
+        outputs: dict[str, list[Tensor]] = {name: [] for name in networks}
+        with ExitStack() as stack:
+            stack.enter_context(self.arithmetic())
+            if client.id in self._channels_last:
+                stack.enter_context(channels_last_for_tests(model))
+            for images in self._test_batches(client):
+                for name, parts in outputs.items():
+                    # A copy each where there are several: a network may write over its images.
+                    x = images.clone() if len(outputs) > 1 else images
+                    parts.append(model.embed(x) if name == BACKBONE else model.call(name, x))
+        return {name: torch.cat(parts) for name, parts in outputs.items()}
+
+    def _test_batches(self, client: Client) -> Iterator[Tensor]:
+        """The test images. Those of the recipe's own test share no batch with others, which could change rounding."""
         pixels = self._on_device(client, "test").pixels
-        # The recipe's own images in batches of their own: what comes after them cannot change how they are rounded.
-        parts = [*torch.split(pixels[: client.tests], TEST_BATCH), *torch.split(pixels[client.tests :], TEST_BATCH)]
-        with self.arithmetic():
-            return torch.cat([client.model.embed(self.augmentation.normalise(part)) for part in parts if len(part)])
+        for images in (pixels[: client.tests], pixels[client.tests :]):
+            for batch in torch.split(images, TEST_BATCH[self.device.type]):
+                if len(batch):
+                    normalised = self.augmentation.normalise(batch)
+                    yield pixels_together(normalised) if client.id in self._channels_last else normalised
 
     def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
         return self._each(clients, self.evaluate, lambda client: False)
 
     @torch.no_grad()
     def evaluate(self, client: Client) -> Tensor:
-        """Which of the client's test images it classifies rightly."""
-        right = (
-            self.method.scores(client, {"backbone": self.embed(client)}).argmax(1)
-            == self._on_device(client, "test").labels
-        )
-        return right.cpu()
+        """Which of its test images the client classifies correctly."""
+        scores = self.method.scores(client, self._outputs(client, self.method.answers_with))
+        return (scores.argmax(1) == self._on_device(client, "test").labels).cpu()
 
     def state(self) -> dict[str, Tensor]:
         if self.settings.reset:
             return {}
         return {
-            f"{client}.{index}.{name}": torch.as_tensor(value)
+            f"{client}.{path}": value
             for client, optimizer in self.optimizers.items()
-            for index, values in optimizer.state_dict()["state"].items()
-            for name, value in values.items()
-            if value is not None
+            for path, value in optimizer.named_state()
         }
 
     def load_state(self, clients: Sequence[Client], state: dict[str, Tensor]) -> None:
-        entries: dict[int, dict[int, dict[str, Tensor]]] = {}
+        entries: dict[int, dict[str, Tensor]] = {}
         for path, value in state.items():
-            owner, index, name = path.split(".")
-            entries.setdefault(int(owner), {}).setdefault(int(index), {})[name] = value
+            owner, _, rest = path.partition(".")
+            entries.setdefault(int(owner), {})[rest] = value
         for client in clients:
             if client.id in entries:
-                optimizer = make_optimizer(client, self.settings)
-                optimizer.load_state_dict({**optimizer.state_dict(), "state": entries[client.id]})
-                self.optimizers[client.id] = optimizer
-
-
-def make_optimizer(client: Client, settings: TrainSettings) -> torch.optim.Optimizer:
-    """A new optimiser over all parameters of a client, prototypes included."""
-    parameters = list(client.model.parameters())
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(
-            parameters, settings.learning_rate, settings.betas, weight_decay=settings.weight_decay, fused=True
-        )
-    # torch's fused SGD with momentum fails where a parameter has its first gradient later than others.
-    return torch.optim.SGD(
-        parameters,
-        settings.learning_rate,
-        settings.momentum,
-        weight_decay=settings.weight_decay,
-        fused=settings.momentum == 0,
-    )
+                self.optimizers[client.id] = self._new_optimizer(client)
+                self.optimizers[client.id].load(entries[client.id])

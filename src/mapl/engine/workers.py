@@ -1,8 +1,7 @@
-"""Several clients at a time on a CPU: threads, since torch lets go of Python's lock while it computes.
+"""Several clients at a time on a CPU, one per thread: torch releases Python's lock while it computes.
 
 A client's arithmetic does not depend on what runs beside it, so the results are equal to the bit for any number of
-workers. What could spoil that is shared by all threads: torch's global generator. Only models that surely never read it
-run side by side; the others take turns.
+workers. Clients that read a generator that all threads share would spoil that: they take turns (`generators.py`).
 """
 
 from __future__ import annotations
@@ -13,33 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-NEVER_DRAW = ("batchnorm", "container", "conv", "flatten", "instancenorm", "linear", "normalization", "padding")
-"""Modules of torch.nn.modules none of whose layers draws a random number in a pass."""
-
-ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Sigmoid, nn.Tanh)
-POOLINGS = (nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def never_draws(model: nn.Module) -> bool:
-    """Whether all layers are known not to read the global generator: this package's, and most of torch's own."""
-    return all(_is_known(type(layer)) for layer in model.modules())
-
-
-def _is_known(layer: type[nn.Module]) -> bool:
-    *package, module = layer.__module__.split(".")
-    if package == ["torch", "nn", "modules"]:
-        return module in NEVER_DRAW or layer in ACTIVATIONS or layer in POOLINGS
-    return layer.__module__.startswith(("mapl.model", "mapl.backbones."))
 
 
 def side_by_side(
@@ -49,9 +29,9 @@ def side_by_side(
     in_turn: Callable[[Item], bool],
     cost: Callable[[Item], float] = lambda item: 0.0,
 ) -> list[Result]:
-    """`work` of every item, in the order of the items. Those `in_turn` are done one after another, by one thread.
+    """The results of `work`, in the order of the items. Items `in_turn` run one after another, in one thread.
 
-    What has the highest `cost` is begun first, so that nobody waits long for the last at the end.
+    Items with the highest `cost` start first, so that no thread waits long at the end.
     """
     if workers == 1 or len(items) < 2:
         return [work(item) for item in items]
@@ -64,13 +44,13 @@ def side_by_side(
     turns = [place for place, item in enumerate(items) if in_turn(item)]
     alone = set(turns)
     chains = [turns, *([place] for place in range(len(items)) if place not in alone)]
-    dearest_first = sorted(filter(None, chains), key=lambda places: -sum(cost(items[place]) for place in places))
+    longest_first = sorted(filter(None, chains), key=lambda places: -sum(cost(items[place]) for place in places))
     threads = torch.get_num_threads()
-    # New threads every time: each takes the number of threads that torch uses inside an operation from us.
+    # New threads every time: each is told how many threads torch may use inside an operation.
     with ThreadPoolExecutor(workers, "mapl", torch.set_num_threads, (threads,)) as pool:
-        futures: dict[int, Any] = {places[0]: pool.submit(chain, places) for places in dearest_first}
+        futures: dict[int, Any] = {places[0]: pool.submit(chain, places) for places in longest_first}
         try:
-            for place in sorted(futures):  # of several errors, the first item's is raised
+            for place in sorted(futures):  # of several errors, raise the first item's
                 futures[place].result()
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -19,8 +19,8 @@ def device_name(recipe: Recipe) -> str:
 
 
 def precision(recipe: Recipe) -> str:
-    """Of matrix products: the recipe's on a GPU, fp32 on the CPU."""
-    return recipe.engine.precision if find_device(recipe.engine).type == "cuda" else "fp32"
+    """The precision of matrix products on this machine."""
+    return recipe.engine.on(find_device(recipe.engine).type).precision
 
 
 def versions() -> dict[str, str]:
