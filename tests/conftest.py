@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import mapl.cli
+import mapl.methods.flt
 from mapl import Client, Dataset, Images, Inbox, Letter, Recipe
 from mapl.client import Peers
 from mapl.network import Mail, MemoryPost
@@ -43,6 +45,24 @@ SMALL: Tree = {
     "evaluate": {"every": 1},
     "checkpoint": {"every": 1},
 }
+
+
+REAL_PLANE = mapl.methods.flt._plane
+"""FLT's own, for the few tests that take the time."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def flat_plane() -> Iterator[None]:
+    """Two coordinates of FLT's centres in place of UMAP, which takes half a minute to import and compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapl.methods.flt, "_plane", lambda points, seed: points[:, :2].astype(float))
+        yield
+
+
+def skip_without_umap(method: str) -> None:
+    """FLT asks for UMAP before it begins. Whether it is installed is seen without importing it."""
+    if method == "flt" and find_spec("umap") is None:
+        pytest.skip("FLT needs UMAP")
 
 
 def small(name: str = "mapl", /, **over: Any) -> Recipe:
@@ -108,12 +128,15 @@ def made_of(train: list[int], test: list[int], classes: int, image: tuple[int, i
     return Dataset("made", images(train), images(test), classes, (0.5,) * image[0], (0.5,) * image[0])
 
 
+PRELOADED = multiprocessing.get_context("forkserver")
+"""Its processes start in milliseconds, from one that has imported the package already."""
+# The last one is imported by the first use of the digits, and takes longer than a whole run.
+PRELOADED.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "sklearn.datasets"])
+
+
 def in_child(target: Callable[..., object], *args: object) -> ForkServerProcess:
-    """A new process that calls `target`, started from one that has imported the package already: in milliseconds."""
-    context = multiprocessing.get_context("forkserver")
-    # The last one is imported by the first use of the digits, and takes longer than a whole run.
-    context.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "sklearn.datasets"])
-    process = context.Process(target=target, args=args, daemon=True)
+    """A new process that calls `target`."""
+    process = PRELOADED.Process(target=target, args=args, daemon=True)
     process.start()
     return process
 

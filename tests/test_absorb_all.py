@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import mapl.methods
-from conftest import assert_same, deliver, inboxes_of, meet_all, parameters, small
+from conftest import assert_same, deliver, inboxes_of, meet_all, parameters, skip_without_umap, small
 from mapl import Client, Images, Inbox
 from mapl.collaboration import GraphSettings, _add_gathered, _add_sampled, head_similarity, learn_rows, similarities
 from mapl.losses import FORMS
@@ -41,8 +41,7 @@ def state(clients: list[Client]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("topology", ["full", "ring"])
 @pytest.mark.parametrize("name", known(mapl.methods))
 def test_all_at_once_is_client_by_client(name: str, topology: str) -> None:
-    if name == "flt":
-        pytest.importorskip("umap")
+    skip_without_umap(name)
     over: dict[str, Any] = {"network": {"topology": {"name": topology}}}
     if name.startswith("mapl"):
         over["method"] = {"warmup": 1, "graph": {"step_size": 0.02}}

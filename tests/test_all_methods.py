@@ -14,7 +14,6 @@ import torch
 import mapl
 import mapl.cli
 import mapl.methods
-import mapl.methods.flt
 from conftest import assert_same, parameters, play, small, stop_after, written
 from mapl import Letter, MaplError
 from mapl.methods._base import Centralised
@@ -31,12 +30,6 @@ CENTRALISED = [name for name, method in METHODS.items() if issubclass(method, Ce
 QUICK: dict[str, dict[str, Any]] = {"flt": {"latent": 6, "encoder_epochs": 1}, "pfedsim": {"warmup": 1}}
 ALONE = {"network": {"topology": {"name": "none"}}}
 M, T, K, D_Z = 4, 3, 10, 12
-
-
-@pytest.fixture(autouse=True)
-def flat(monkeypatch):
-    """Two coordinates of FLT's centres in place of UMAP, which takes half a minute to import and compile."""
-    monkeypatch.setattr(mapl.methods.flt, "_plane", lambda points, seed: points[:, :2].astype(float))
 
 
 def quick(name: str, /, **over: Any) -> mapl.Recipe:

@@ -358,7 +358,7 @@ def limited(largest: int, arguments: list[str], output: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-@pytest.mark.parametrize(("largest", "every"), [(200_000, 2), (3_500, 10)], ids=["checkpoint", "history"])
+@pytest.mark.parametrize(("largest", "every"), [(200_000, 2), (2_100, 10)], ids=["checkpoint", "history"])
 def test_files_that_really_cannot_be_written(largest, every, tmp_path):
     """First a run whose checkpoint (or a line of whose history) does not fit, then a resumed one; then there is room."""
     recipe = small("mapl", rounds=6, name="run", checkpoint={"every": every})

@@ -23,6 +23,11 @@ from mapl.engine.cuda.layers.stem import Stem
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def large(*case):
+    """A case that takes seconds in Triton's interpreter."""
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 def case(way, clients, batch, channels, filters, image, k, stride, padding, groups=1, dtype=torch.float32, want=True):
     """How far y, dx and dw are from float64, each relative to its size."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -53,10 +58,10 @@ def case(way, clients, batch, channels, filters, image, k, stride, padding, grou
 SHAPES = [
     (2, 4, 16, 8, (6, 6), 3, 1, 1),
     (3, 2, 20, 24, (5, 7), 3, 2, 1),  # no channels by the sixteen, an odd image, a stride
-    (1, 3, 65, 130, (4, 4), 3, 1, 1),  # more channels than a block has
-    (2, 2, 8, 8, (9, 9), 5, 4, 2),
+    large((1, 3, 65, 130, (4, 4), 3, 1, 1)),  # more channels than a block has
+    large((2, 2, 8, 8, (9, 9), 5, 4, 2)),
     (2, 3, 8, 16, (6, 6), 2, 2, 0),
-    (2, 300, 8, 8, (2, 2), 3, 1, 1),  # so many places that the filters' sums are split
+    large((2, 300, 8, 8, (2, 2), 3, 1, 1)),  # so many places that the filters' sums are split
 ]
 
 
@@ -80,7 +85,7 @@ STEMS = [
     (1, 3, 1, 24, (6, 6), 3, 1, 1),
     (2, 2, 4, 8, (7, 5), 2, 1, 0),
     (1, 2, 2, 70, (8, 8), 5, 4, 0),  # rows that no filter reaches, more filters than a block has
-    (2, 40, 3, 8, (8, 8), 3, 1, 1),  # so many places that the filters' sums are split
+    large((2, 40, 3, 8, (8, 8), 3, 1, 1)),  # so many places that the filters' sums are split
 ]
 
 
@@ -92,8 +97,8 @@ def test_stems_of_few_channels(shape):
 DEPTHWISE = [
     (2, 3, 12, 12, (6, 6), 3, 2, 1, 12),
     (3, 2, 10, 10, (5, 4), 3, 1, 1, 10),  # channels by the two, a program with places of several images
-    (1, 2, 70, 70, (4, 4), 5, 1, 2, 70),
-    (2, 20, 8, 8, (6, 6), 3, 1, 1, 8),  # so many places that the filters' sums are split
+    large((1, 2, 70, 70, (4, 4), 5, 1, 2, 70)),
+    large((2, 20, 8, 8, (6, 6), 3, 1, 1, 8)),  # so many places that the filters' sums are split
 ]
 
 
@@ -104,9 +109,9 @@ def test_a_filter_a_channel(shape):
 
 POOLS = [
     (8, (6, 6), 3, 2, 1, False),
-    (10, (5, 7), 3, 1, 1, False),
+    large(10, (5, 7), 3, 1, 1, False),
     (3, (7, 7), 2, 2, 1, True),
-    (70, (4, 4), 2, 1, 1, False),
+    large(70, (4, 4), 2, 1, 1, False),
 ]
 
 
@@ -140,6 +145,7 @@ def test_average_pooling_is_torchs(image, size):
         assert torch.allclose(found.cpu().double(), sure, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="each example would be compiled anew")
 @settings(max_examples=25)
 @given(st.data())

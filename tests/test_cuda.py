@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("triton")
 
+from conftest import skip_without_umap
 from mapl import Dataset, Images
 from mapl.data.dataset import DataSettings
 from mapl.data.sources.digits import Digits
@@ -123,7 +124,12 @@ def plays_like_eager(made: Recipe, backbones, atol=2e-5, **engine) -> Part:
 cpu_only = pytest.mark.skipif(CUDA, reason="the tests further down run on the GPU itself")
 
 
-@cpu_only
+def interpreted(test):
+    """A test that takes seconds in Triton's interpreter, where there is no GPU."""
+    return pytest.mark.slow(cpu_only(test))
+
+
+@interpreted
 def test_a_group_learns_what_its_members_learn_alone():
     grouped = plays_like_eager(recipe(partition={"shots": 1, "test_shots": 1}), {"tiny": Tiny})
     (family,) = grouped.engine.families
@@ -142,7 +148,7 @@ def pooled(image, embedding):
     return nn.Sequential(nn.MaxPool2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(image[0], embedding))
 
 
-@cpu_only
+@interpreted
 def test_setting_up_and_learning_do_without_torchs_algebra(monkeypatch):
     """It takes seconds to load; torch does so where a tensor has no memory, or `backward` is given gradients."""
     monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)
@@ -157,7 +163,14 @@ def other(image, embedding):
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 5), nn.ReLU(), nn.Linear(5, embedding))
 
 
-METHODS = ["local", "mapl", "mapl+", "fedavg", "fedsim", "fedproto", "fedclassavg", "pfedsim", "dfedavgm"]
+METHODS = [
+    "local",
+    "mapl",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("mapl+", "fedavg", "fedsim", "fedproto", "fedclassavg", "pfedsim", "dfedavgm")
+    ),
+]
 
 
 @cpu_only
@@ -171,7 +184,7 @@ def test_every_method_learns_the_same_in_groups(method):
     plays_like_eager(made, {"flat": flat} if alike else {"flat": flat, "other": other})
 
 
-@cpu_only
+@interpreted
 @pytest.mark.parametrize(
     "settings",
     [
@@ -189,7 +202,7 @@ def test_what_a_recipe_says_about_training_holds_in_groups(settings):
     plays_like_eager(recipe(**{"rounds": 2, **settings}), {"other": other} if adam else {"flat": flat})
 
 
-@cpu_only
+@interpreted
 def test_clients_take_turns_in_a_slot_that_is_too_small_for_all():
     grouped = plays_like_eager(recipe(clients=5, rounds=2, method="local"), {"flat": flat}, together=2, lanes=1)
     (family,) = grouped.engine.families
@@ -197,7 +210,7 @@ def test_clients_take_turns_in_a_slot_that_is_too_small_for_all():
     assert [len(turn) for turn in family.turns({0, 1, 2, 3, 4})] == [1, 1, 1]
 
 
-@cpu_only
+@interpreted
 def test_an_optimiser_that_lives_on_is_saved_as_torchs_own_are():
     made = recipe(rounds=2, method="local", train={"batch": 5, "reset": False})
     eager, grouped = eager_world(made, {"other": other}), grouped_world(made, {"other": other})
@@ -248,7 +261,7 @@ class AtTheStart(Local):
         client.state["first"].copy_(client.model.backbone[1].weight.detach())
 
 
-@cpu_only
+@interpreted
 @pytest.mark.parametrize(
     ("method", "group"), [(WholeModel, False), (OneNetwork, False), (TwoCalls, False), (AtTheStart, True)]
 )
@@ -272,7 +285,7 @@ class OwnNumbers(Local):
         return {name: term * client.samples for name, term in super().loss(client, images, labels).items()}
 
 
-@cpu_only
+@interpreted
 def test_a_loss_that_reads_a_number_of_its_client_trains_eagerly_and_says_so():
     made = recipe(method="local", partition={"scenario": 3, "shots_range": (2, 6), "test_shots": 1})
     eager, grouped = eager_world(made, {"flat": flat}), grouped_world(made, {"flat": flat})
@@ -303,7 +316,7 @@ class Detached(Local):
         return {name: term.detach() for name, term in super().loss(client, images, labels).items()}
 
 
-@cpu_only
+@interpreted
 def test_a_loss_that_has_a_slope_in_it_learns_what_it_learns_eagerly():
     made = recipe(method="local")
     eager, grouped = eager_world(made, {"flat": flat}), grouped_world(made, {"flat": flat})
@@ -317,7 +330,7 @@ def test_a_loss_that_has_a_slope_in_it_learns_what_it_learns_eagerly():
     assert_equal_models(eager, grouped)
 
 
-@cpu_only
+@interpreted
 def test_a_loss_that_nothing_can_be_learned_from_is_an_error():
     made = recipe(method="local")
     grouped = grouped_world(made, {"flat": flat})
@@ -339,7 +352,7 @@ class Misnamed(nn.Module):
         return self.last(self.relu(self.first(torch.flatten(x, 1))))
 
 
-@cpu_only
+@interpreted
 def test_a_layer_is_what_it_is_and_not_what_it_is_called():
     assert plays_like_eager(recipe(method="local"), {"misnamed": Misnamed}).engine.families[0].group
 
@@ -357,7 +370,7 @@ class Stochastic(nn.Module):
         return x if self.training and torch.rand(()) < 0.5 else x + self.second(x)
 
 
-@cpu_only
+@interpreted
 def test_a_network_that_draws_for_itself_trains_eagerly():
     with pytest.warns(UserWarning, match="it draws random numbers of its own"):
         grouped = plays_like_eager(recipe(method="local"), {"stochastic": Stochastic})
@@ -379,7 +392,7 @@ class Broken(nn.Module):
         return self.end(torch.flatten(torch.relu(self.norm(self.pool(torch.relu(self.conv(x))))), 1))
 
 
-@cpu_only
+@interpreted
 def test_what_is_no_number_is_not_hidden():
     grouped = grouped_world(recipe(method="local"), {"broken": Broken})
     with pytest.raises(MaplError, match="became nan in round 0"):
@@ -440,7 +453,7 @@ class Modal(nn.Module):
         return x if self.training else 2 * x
 
 
-@cpu_only
+@interpreted
 @pytest.mark.filterwarnings("ignore:backbone")
 @pytest.mark.parametrize(
     ("network", "eager"),
@@ -454,7 +467,7 @@ def test_a_network_that_cannot_be_grouped_learns_what_it_learns_alone(network, e
     assert family.eager == eager
 
 
-@cpu_only
+@interpreted
 def test_backbones_that_differ_in_a_rate_alone_are_two_kinds():
     rates = iter((0.1, 0.3))
 
@@ -465,7 +478,7 @@ def test_backbones_that_differ_in_a_rate_alone_are_two_kinds():
     assert len(grouped_world(recipe(), {"leaky": leaky}).engine.families) == 2
 
 
-@cpu_only
+@interpreted
 def test_tests_may_come_before_the_first_round():
     made = recipe()
     eager, grouped = eager_world(made, {"flat": flat}), grouped_world(made, {"flat": flat})
@@ -541,8 +554,7 @@ def test_on_a_gpu_groups_learn_what_eager_steps_learn(method, backbones):
     normalisation amplify a rounding by half a layer at their first weights: of two ways in float32 neither is right.
     So both are measured against float64, and grouped may be at most twice as far from it as eager steps are.
     """
-    if method == "flt":
-        pytest.importorskip("umap")
+    skip_without_umap(method)
     parts = [on_gpu(kind, method, backbones, exact) for kind, exact in WAYS]
     assert all(family.slots for family in parts[1].engine.families)
     for a, b in zip(parts[0].clients, parts[1].clients, strict=True):
@@ -582,7 +594,7 @@ def test_on_a_gpu_a_network_that_branches_on_its_data_trains_eagerly_and_says_so
     assert all(accuracy is not None for accuracy in lines[-1].accuracy)
 
 
-@cpu_only
+@interpreted
 def test_a_network_that_branches_on_its_data_is_not_grouped():
     part = grouped_world(recipe(), {"branching": Branching})
     play_round(part, 0)

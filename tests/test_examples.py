@@ -21,12 +21,14 @@ def call(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_own_model_and_data(tmp_path: Path) -> None:
     out = call(sys.executable, str(EXAMPLES / "own_model_and_data.py"), "run", cwd=tmp_path)
     assert "client 3 (wide   ) classes [2, 3]" in out
     assert (tmp_path / "run" / "history.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_new_method_and_its_results(tmp_path: Path) -> None:
     (tmp_path / "new_method.py").write_text((EXAMPLES / "new_method.py").read_text())
     mapl = [sys.executable, "-m", "mapl"]

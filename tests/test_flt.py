@@ -1,6 +1,6 @@
 """FLT: who is related to whom, found once from what the clients wrote, and averages over relations ever after.
 
-UMAP takes half a minute to import and compile: one test has the real one, the others a stand-in for its projection.
+One test has the real UMAP, the others conftest's stand-in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 import mapl
 import mapl.methods._encoder as encoders
 import mapl.methods.flt as flt
-from conftest import deliver, inboxes_of, play, small
+from conftest import REAL_PLANE, deliver, inboxes_of, play, small
 from mapl import Letter, MaplError
 from mapl.client import Server
 from mapl.model import Shapes
@@ -30,12 +30,6 @@ from mapl.runs.part import Part, build_part
 
 OVER: dict[str, Any] = {"model": {"backbones": ["cnn"]}, "partition": {"scenario": 3, "shots_range": [2, 6]}}
 LATENT = 6
-
-
-@pytest.fixture
-def flat(monkeypatch):
-    """Two coordinates of the centres in place of UMAP's."""
-    monkeypatch.setattr(flt, "_plane", lambda points, seed: points[:, :2].astype(float))
 
 
 def recipe(**settings: Any) -> mapl.Recipe:
@@ -81,7 +75,7 @@ def test_the_distance_of_two_clients_is_that_of_the_best_matching_of_their_centr
 # The opening
 
 
-def test_a_client_answers_with_the_centres_of_its_encoded_images(flat, monkeypatch):
+def test_a_client_answers_with_the_centres_of_its_encoded_images(monkeypatch):
     """k-means: each centre is the mean of the codes that are nearer to it than to any other."""
     seen = written(monkeypatch)
     part = play(recipe(), rounds=1)
@@ -105,7 +99,7 @@ def encode(vector: Tensor, pixels: Tensor) -> Tensor:
     return hidden @ second.view(LATENT, 256).T + last
 
 
-def test_relations_come_from_letters_alone(flat, monkeypatch):
+def test_relations_come_from_letters_alone(monkeypatch):
     seen = written(monkeypatch)
     play(recipe(), rounds=1)
     centres = [a.tensors["centres"][: int(a.tensors["count"]), :2].numpy().astype(float) for a in seen[1:5]]
@@ -125,13 +119,13 @@ def test_relations_come_from_letters_alone(flat, monkeypatch):
     assert other.server.state["related"].tolist() == related
 
 
-def test_who_does_not_answer_is_related_to_itself_alone(flat):
+def test_who_does_not_answer_is_related_to_itself_alone():
     part = build_part(recipe(threshold=1e9))
     without(part, 1)
     assert relations(part).int().tolist() == [[1, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [1, 0, 1, 1]]
 
 
-def test_clients_may_have_different_numbers_of_classes(flat):
+def test_clients_may_have_different_numbers_of_classes():
     over = {**OVER, "partition": {"scenario": 2, "clusters": 3, "overlap": 2, "shots": 3}}
     part = play(small("flt", **over, clients=6, method={"latent": LATENT, "encoder_epochs": 1}), rounds=1)
     assert len({len(c.train.labels.unique()) for c in part.clients}) > 1
@@ -160,6 +154,7 @@ def test_each_client_gets_the_average_of_its_relations_weighted_by_samples(absen
                 tensor.fill_(10 + client.id)
     before = [{k: v.clone() for k, v in c.model.state_dict().items()} for c in part.clients]
     related = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    part.server.state["clients"] = torch.arange(4)
     part.server.state["related"] = torch.tensor(related, dtype=torch.bool)
     samples = [len(c.train) for c in part.clients]
     assert len(set(samples)) > 2
@@ -226,7 +221,7 @@ def test_published_images_take_the_size_and_the_channels_at_hand(image):
     assert torch.equal(images[:, 0], images[:, -1])
 
 
-def test_the_encoder_may_be_trained_on_a_data_set_by_name(flat):
+def test_the_encoder_may_be_trained_on_a_data_set_by_name():
     made = [play(recipe(encoder_data=source), rounds=1).server.state["related"] for source in ("synthetic", "digits")]
     assert all(related.diagonal().all() for related in made)
 
@@ -255,7 +250,7 @@ def test_a_plane_takes_three_centres(few):
     with pytest.raises(
         MaplError, match=f"takes 3 or more, but there are {few}: it needs more clients, or clients with"
     ):
-        flt._plane(np.zeros((few, 4)), 1)
+        REAL_PLANE(np.zeros((few, 4)), 1)
 
 
 # The real one
@@ -263,11 +258,13 @@ def test_a_plane_takes_three_centres(few):
 
 def relations(part: Part) -> Tensor:
     inboxes_of(part, 0)
-    return part.server.state["related"]
+    return part.method.related(part.server, torch.arange(len(part.clients)))
 
 
-def test_with_the_real_umap():
+@pytest.mark.slow
+def test_with_the_real_umap(monkeypatch):
     """The two clusters are told apart, again and again; and a handful of centres is enough."""
+    monkeypatch.setattr(flt, "_plane", REAL_PLANE)
     over: dict[str, Any] = {"model": {"backbones": ["mlp"]}, "partition": {"shots": 30}, "clients": 6}
     made = small("flt", **over, method={"encoder_data": "digits", "latent": 32, "threshold": 0.4})
     threads = torch.get_num_threads()

@@ -440,7 +440,7 @@ def flat(image: tuple[int, int, int], embedding: int) -> nn.Module:
 
 
 @pytest.mark.skipif(CUDA, reason="on a GPU a step is recorded, and starts nothing")
-@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("together", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_mapl_in_a_slot_uses_them(launched: list[str], together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """These are all kernels of ours that a loss of four terms starts, for one member as for two."""
     monkeypatch.setattr("mapl.engine.cuda.engine.TEST_BATCH", 5)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import mapl
 import mapl.cli
-from conftest import SMALL, command, in_child, small
+from conftest import PRELOADED, SMALL, command, in_child, small
 from mapl.cli import demo as demo_command
 from mapl.cli.app import app
 from mapl.recipe import Tree, merge
@@ -72,6 +72,7 @@ def _group_of(stat: Path) -> int | None:
     return None
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_what_runs_begins_nothing_and_the_same_command_goes_on(tmp_path):
     many, out = jobs(tmp_path / "runs", LONG, 3 + (os.cpu_count() or 1)), tmp_path / "out.txt"
     with started(many, out) as child:
@@ -95,6 +96,7 @@ def test_ctrl_c_saves_what_runs_begins_nothing_and_the_same_command_goes_on(tmp_
     assert after.times[: len(before.times)] == before.times, "not begun anew: no two runs take the same time"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are counted in /proc")
 @pytest.mark.parametrize("training", [False, True])
 def test_a_second_ctrl_c_ends_all_at_once_and_prints_no_traceback(training, tmp_path):
@@ -113,7 +115,13 @@ def test_a_second_ctrl_c_ends_all_at_once_and_prints_no_traceback(training, tmp_
     assert "Traceback" not in out.read_text()
 
 
-def test_the_scheduler_tells_how_far_it_is_and_whether_all_is_done(tmp_path):
+@pytest.fixture
+def quick_workers(monkeypatch):
+    """Workers that start in milliseconds. The tests of Ctrl-C have those that a person gets, which import for seconds."""
+    monkeypatch.setattr("mapl.runs.jobs.multiprocessing.get_context", lambda kind: PRELOADED)
+
+
+def test_the_scheduler_tells_how_far_it_is_and_whether_all_is_done(quick_workers, tmp_path):
     (job,) = jobs(tmp_path, SMALL, 1)
     told: list[tuple[int, int]] = []
     assert not carry_out([job], stop=lambda: True, watch=lambda *moment: told.append(moment))
@@ -124,7 +132,7 @@ def test_the_scheduler_tells_how_far_it_is_and_whether_all_is_done(tmp_path):
     assert mapl.load(job.folder).finished
 
 
-def test_a_run_that_fails_stops_the_others_and_is_what_is_said(tmp_path):
+def test_a_run_that_fails_stops_the_others_and_is_what_is_said(quick_workers, tmp_path):
     (tmp_path / "0" / "other").mkdir(parents=True)
     with pytest.raises(mapl.MaplError, match="is not the folder of a run"):
         carry_out(jobs(tmp_path, LONG, 2))

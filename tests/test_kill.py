@@ -48,7 +48,7 @@ def lines(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("repetition", range(10))
+@pytest.mark.parametrize("repetition", [*range(3), *(pytest.param(i, marks=pytest.mark.slow) for i in range(3, 10))])
 def test_killed_at_a_random_moment_and_resumed(repetition, whole, tmp_path):
     """In a random round, a random part of a round later; the first is killed anywhere before its second round."""
     draw = random.Random(repetition)

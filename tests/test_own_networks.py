@@ -22,11 +22,11 @@ from test_cuda import (
     DIGITS,
     WAYS,
     build_part,
-    cpu_only,
     distance,
     eager_world,
     flat,
     grouped_world,
+    interpreted,
     on_gpu,
     plays_like_eager,
     recipe,
@@ -135,7 +135,7 @@ def mutual(name: str = "Mutual", **settings: Any) -> Any:
     return recipe(method={"name": HERE + name}, **{"rounds": 2, "partition": FEW, **settings})
 
 
-@cpu_only
+@interpreted
 @pytest.mark.parametrize(
     "settings",
     [
@@ -158,7 +158,7 @@ def test_networks_of_a_method_learn_in_a_group_what_they_learn_alone(settings: d
     assert torch.equal(model.own["peer"][0].weight, model.own["teacher"][0].weight) == copied_last
 
 
-@cpu_only
+@interpreted
 @pytest.mark.parametrize("together", [1, 2])
 def test_the_gradient_passes_through_frozen_networks(together: int) -> None:
     part = plays_like_eager(mutual("Judged", rounds=1), {"flat": flat}, together=together)
@@ -166,7 +166,7 @@ def test_the_gradient_passes_through_frozen_networks(together: int) -> None:
     assert (family.group, family.size) == (True, together)
 
 
-@cpu_only
+@interpreted
 def test_optimisers_of_own_networks_live_on_and_are_saved() -> None:
     made = mutual("Afterwards", train={"batch": 5, "reset": False, "learning_rate": 1e-3})
     eager, grouped = eager_world(made, {"flat": flat}), grouped_world(made, {"flat": flat})
@@ -193,7 +193,7 @@ class Unlike(Mutual):
         return {name: nn.Sequential(*network, nn.LeakyReLU(0.1 * (client.id + 1))) for name, network in made.items()}
 
 
-@cpu_only
+@interpreted
 def test_clients_whose_own_networks_differ_are_two_kinds() -> None:
     assert len(grouped_world(mutual(), {"flat": flat}).engine.families) == 1
     assert len(grouped_world(mutual("Unlike"), {"flat": flat}).engine.families) == 2
@@ -207,14 +207,14 @@ class Strange(Mutual):
         return {name: nn.Sequential(*network, nn.LayerNorm(10)) for name, network in made.items()}
 
 
-@cpu_only
+@interpreted
 def test_a_network_that_cannot_be_grouped_leaves_its_client_alone() -> None:
     part = plays_like_eager(mutual("Strange"), {"flat": flat})
     (family,) = part.engine.families
     assert (family.group, family.size, family.eager) == (False, 1, False)
 
 
-@cpu_only
+@interpreted
 def test_low_precision_holds_for_own_networks_and_for_what_is_copied_into_them() -> None:
     """The interpreter multiplies no bf16, so that only what is kept can be looked at; a GPU's test is below."""
     part = grouped_world(mutual(rounds=1), {"flat": flat}, precision="bf16")
@@ -231,7 +231,7 @@ def test_low_precision_holds_for_own_networks_and_for_what_is_copied_into_them()
     assert not torch.equal(weights["own.teacher.7.weight"][0], weights["own.teacher.7.weight"][1])
 
 
-@cpu_only
+@interpreted
 def test_operations_of_own_networks_count() -> None:
     engine = {"device": "cpu"}
     ours, plain = (build_part(made, DIGITS).clients[0] for made in (mutual(engine=engine), recipe(engine=engine)))

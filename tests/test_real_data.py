@@ -1,4 +1,4 @@
-"""One short round of everything on the data sets of the paper. Slow, and only where MAPL_DATA has the data.
+"""One short round of everything on the paper's data sets, where MAPL_DATA names a folder that has them.
 
 mapl data get mnist --folder data      (likewise fashionmnist, svhn, cifar10)
 MAPL_DATA=data pytest -m real
@@ -14,6 +14,7 @@ import torch
 
 import mapl.data.sources
 import mapl.methods
+from conftest import REAL_PLANE
 from mapl import Dataset, Recipe
 from mapl.data.dataset import DataSettings
 from mapl.plugins import find, known
@@ -33,8 +34,14 @@ MESSAGES = {"local": 0, "mapl": 12, "mapl+": 12, "dfedavgm": 12, "flt": 16}
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.slow,
     pytest.mark.skipif(not os.environ.get("MAPL_DATA"), reason="MAPL_DATA names no folder with the data sets"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _real_umap(monkeypatch) -> None:
+    monkeypatch.setattr("mapl.methods.flt._plane", REAL_PLANE)
 
 
 @pytest.fixture(scope="module", params=["mnist", "fashionmnist", "svhn", "cifar10"])
@@ -49,13 +56,12 @@ def data(request) -> Dataset:
 
 def one_round(data: Dataset, **over: Any) -> Part:
     part = build_part(Recipe.of(data=data.name, **{**SMALL, **over}), data)
-    play_round(part, 0)
+    line, _ = play_round(part, 0)
     for client in part.clients:
         for key, tensor in client.model.state_dict().items():
             assert tensor.isfinite().all(), key
-    accuracy = part.rounds[0].accuracy
-    assert accuracy is not None
-    assert all(0 <= share <= 1 for share in accuracy)
+    assert line.accuracy is not None
+    assert all(0 <= share <= 1 for share in line.accuracy)
     return part
 
 

@@ -271,6 +271,7 @@ def long(data, tmp_path_factory) -> list[dict[str, object]]:
     return lasting(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_the_same_command_goes_on_after_a_kill_or_ctrl_c(number, code, data, long, tmp_path):
     arguments, out, log = smoke(tmp_path / "out", data, *LONG), tmp_path / "out", tmp_path / "log"

@@ -123,6 +123,7 @@ def test_every_figure_is_there_as_png_and_svg(out: Path, markdown: str) -> None:
         assert head.startswith(b"\x89PNG") if path.suffix == ".png" else b"<svg" in head or head.startswith(b"<?xml")
 
 
+@pytest.mark.slow
 def test_the_same_store_gives_the_same_bytes(out: Path, store: Store, tmp_path: Path) -> None:
     paths = write_page(tmp_path, Store(store.folder))
     assert paths == sorted(paths)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mapl.methods
-from conftest import assert_same, parameters, play, row_of, small
+from conftest import assert_same, parameters, play, row_of, skip_without_umap, small
 from mapl import Dataset, Inbox, Letter, MaplError, Recipe
 from mapl.data.partition import partition
 from mapl.network import EncodedPost, Mail, MemoryPost, decode, encode
@@ -26,8 +26,7 @@ CLIENTS = 6
 
 
 def recipe(name: str, rounds: int = 4, **over: Any) -> Recipe:
-    if name == "flt":
-        pytest.importorskip("umap")
+    skip_without_umap(name)
     if known(mapl.methods)[name].homogeneous:
         over = {"model": {"backbones": ["mlp"]}, **over}
     warmup = {"method": {"warmup": 2}} if "warmup" in known(mapl.methods)[name].Settings.model_fields else {}
