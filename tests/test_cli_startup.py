@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,3 +80,13 @@ def test_type_checkers_see_the_same_names():
     imports = [line.split() for line in source.splitlines() if line.startswith("    from mapl.")]
     seen = {name.strip(","): words[1] for words in imports for name in words[3:]}
     assert seen == mapl._HOME_OF
+
+
+# What test_layers.py does not see
+
+
+def test_only_commands_know_terminals():
+    root = Path(mapl.__file__).parent
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[0] not in ("cli", "paper", "terminal"):
+            assert not re.search(r"^\s*(import|from) (rich|typer)\b", path.read_text(), re.MULTILINE), path

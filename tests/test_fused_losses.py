@@ -22,6 +22,7 @@ from conftest import small
 from mapl import losses as plain
 from mapl.engine.cuda import GroupedEngine
 from mapl.engine.cuda import losses as fused
+from mapl.engine.cuda.head import classify
 from mapl.engine.cuda.kernels import account, head, launch
 from mapl.engine.cuda.kernels import losses as kernels
 from mapl.engine.settings import EngineSettings
@@ -322,7 +323,7 @@ def head_of(b: int, d: int, k: int, members: int | None = None) -> list[Tensor]:
 def test_the_head_is_a_relu_and_a_linear_layer(size: tuple[int, int, int]) -> None:
     ours = head_of(*size)
     exact = [leaf(x, torch.float64) for x in ours]
-    logits, expected = fused.classify(*ours, None), nn.functional.linear(torch.relu(exact[0]), *exact[1:])
+    logits, expected = classify(*ours, None), nn.functional.linear(torch.relu(exact[0]), *exact[1:])
     d = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     logits.backward(d)
     expected.backward(d.double())
@@ -334,7 +335,7 @@ def test_in_bfloat16_the_head_rounds_as_autocast_does() -> None:
     """But for sums in another order, which may end on the other side of a rounding; the interpreter always rounds down."""
     ours = head_of(40, 48, 12)
     theirs = [leaf(x) for x in ours]
-    logits, expected = fused.classify(*ours, torch.bfloat16), by_autocast(*theirs, torch.bfloat16)
+    logits, expected = classify(*ours, torch.bfloat16), by_autocast(*theirs, torch.bfloat16)
     d = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     for made in (logits, expected):
         made.backward(d)
@@ -346,13 +347,13 @@ def test_in_bfloat16_the_head_rounds_as_autocast_does() -> None:
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_the_heads_of_a_group_are_computed_at_once(precision: torch.dtype | None, launched: list[str]) -> None:
     tensors = head_of(18, 20, 5, members=3)
-    logits = vmap(lambda *one: fused.classify(*one, precision))(*tensors)
+    logits = vmap(lambda *one: classify(*one, precision))(*tensors)
     d = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     logits.backward(d)
     assert launched == ["head_forward", "head_inputs", "head_weights"]
     for g in range(3):
         alone = [leaf(x[g]) for x in tensors]
-        made = fused.classify(*alone, precision)
+        made = classify(*alone, precision)
         made.backward(d[g])
         for a, b in [(logits[g], made), *((x.grad[g], y.grad) for x, y in zip(tensors, alone, strict=True))]:
             assert torch.equal(a, b)
@@ -362,7 +363,7 @@ def test_a_relu_lets_no_number_through_as_a_number() -> None:
     z, weight, bias = head_of(5, 8, 3)
     with torch.no_grad():
         z[1, 2] = torch.nan
-    logits = fused.classify(z, weight, bias, None)
+    logits = classify(z, weight, bias, None)
     assert logits[1].isnan().all()
     assert not logits[0].isnan().any()
 
@@ -410,16 +411,16 @@ def test_what_does_not_fit_is_computed_plainly(launched: list[str], monkeypatch:
     for name in LOSSES[1:]:
         loss, way, tensors, rest = cases(fine, tau, "paper")[name]
         assert way(*tensors, *rest) is None, name
-    assert fused.classify(*(x.double() for x in head_of(3, 4, 2)), None) is None
-    assert fused.classify(*head_of(3, 4, 2), torch.float16) is None
-    assert fused.classify(*head_of(3, 4, 17), None) is None
+    assert classify(*(x.double() for x in head_of(3, 4, 2)), None) is None
+    assert classify(*head_of(3, 4, 2), torch.float16) is None
+    assert classify(*head_of(3, 4, 17), None) is None
     assert not launched
 
 
 def test_without_a_gpu_or_the_interpreter_all_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "COMPILED", not fused.COMPILED)
     assert all(way(*tensors, *rest) is None for _, way, tensors, rest in cases(data(9, 6, 4), 0.5, "paper").values())
-    assert fused.classify(*head_of(3, 4, 2), None) is None
+    assert classify(*head_of(3, 4, 2), None) is None
 
 
 def test_a_form_that_there_is_not_is_an_error_here_too() -> None:

@@ -1,4 +1,4 @@
-"""The losses of `mapl.losses` and the head of a model, in a few kernels each, for one client or for all of a group.
+"""The losses of `mapl.losses`, in a few kernels each, for one client or for all of a group.
 
 They are functions of one client's tensors, as a method calls them. Under `torch.vmap` the calls of all members become
 one. A loss computes its gradient in the forward pass, where all it needs is at hand; the backward pass only scales it.
@@ -16,7 +16,6 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from mapl.engine.cuda.kernels import head as head_kernels
 from mapl.engine.cuda.kernels import losses as kernels
 from mapl.engine.cuda.kernels.launch import launch, once, precision
 from mapl.losses import FORMS, Form, Way
@@ -31,14 +30,14 @@ COMPILED = isinstance(kernels.scores, JITFunction)
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor | None:
     """`mapl.losses.cross_entropy`: one kernel, and one for the backward pass."""
-    if not _fits(logits, labels=labels) or not _small(classes=logits.shape[1]):
+    if not fits(logits, labels=labels) or not small(classes=logits.shape[1]):
         return None
     return _loss(_cross_entropy, logits, labels)
 
 
 def supervised_contrastive(projections: Tensor, labels: Tensor, temperature: float, form: Form) -> Tensor | None:
     """`mapl.losses.supervised_contrastive`: two kernels, and one for the backward pass."""
-    if not _fits(projections, labels=labels) or not _small(rows=len(labels)) or not _plain(temperature, form):
+    if not fits(projections, labels=labels) or not small(rows=len(labels)) or not _plain(temperature, form):
         return None
     return _loss(partial(_contrastive, temperature=temperature, paper=form == "paper"), projections, labels)
 
@@ -47,9 +46,9 @@ def prototype_contrastive(
     projections: Tensor, labels: Tensor, prototypes: Tensor, temperature: float, form: Form
 ) -> Tensor | None:
     """`mapl.losses.prototype_contrastive`: two kernels, and one for the backward pass."""
-    if not _fits(projections, prototypes, labels=labels) or not _plain(temperature, form):
+    if not fits(projections, prototypes, labels=labels) or not _plain(temperature, form):
         return None
-    if not _small(len(projections), len(prototypes)) or projections.shape[1] != prototypes.shape[1]:
+    if not small(len(projections), len(prototypes)) or projections.shape[1] != prototypes.shape[1]:
         return None
     paper = form == "paper"
     work = partial(_prototypes, temperature=temperature if paper else 1.0, paper=paper)
@@ -58,7 +57,7 @@ def prototype_contrastive(
 
 def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> Tensor | None:
     """`mapl.losses.prototype_uniformity`: two kernels, and one for the backward pass."""
-    if not _fits(prototypes) or not _small(classes=len(prototypes)) or not _plain(temperature, form):
+    if not fits(prototypes) or not small(classes=len(prototypes)) or not _plain(temperature, form):
         return None
     paper = form == "paper"
     return _loss(partial(_uniformity, temperature=1.0 if paper else temperature, paper=paper), prototypes)
@@ -75,20 +74,7 @@ FUSED: Mapping[str, Way] = MappingProxyType(
 """What `mapl.losses.computed_by` takes."""
 
 
-def classify(z: Tensor, weight: Tensor, bias: Tensor, precision: torch.dtype | None) -> Tensor | None:
-    """ReLU(z) Wᵀ + b, (B, d_z) → (B, K), in float32: one kernel, and two for the backward pass.
-
-    With a `precision` of bfloat16 numbers are rounded where autocast rounds them. None where it cannot be had.
-    """
-    if precision not in (None, torch.bfloat16) or not _fits(z, weight) or bias.dtype != torch.float32:
-        return None
-    if not _small(classes=len(weight)):
-        return None
-    logits: Tensor = _Head.apply(None, precision is not None, z, weight, bias)  # type: ignore[no-untyped-call]
-    return logits
-
-
-def _fits(*matrices: Tensor, labels: Tensor | None = None) -> bool:
+def fits(*matrices: Tensor, labels: Tensor | None = None) -> bool:
     """Whether these are matrices that kernels can read, and labels one for each row of the first."""
     place = "cuda" if COMPILED else "cpu"
     fit = all(m.ndim == 2 and m.dtype == torch.float32 and m.device.type == place and m.numel() for m in matrices)
@@ -98,7 +84,7 @@ def _fits(*matrices: Tensor, labels: Tensor | None = None) -> bool:
     return whole and labels.device.type == place and labels.shape == matrices[0].shape[:1]
 
 
-def _small(rows: int = 1, classes: int = 1) -> bool:
+def small(rows: int = 1, classes: int = 1) -> bool:
     return rows <= MOST_ROWS and classes <= MOST_CLASSES
 
 
@@ -151,11 +137,11 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, members: None, work: Work, *tensors: Tensor) -> Any:
-        stacked = _stacked(info.batch_size, in_dims[2:], tensors)
+        stacked = stack_members(info.batch_size, in_dims[2:], tensors)
         return _Loss.apply(info.batch_size, work, *stacked), (0, 0)  # type: ignore[no-untyped-call]
 
 
-def _stacked(members: int, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
+def stack_members(members: int, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
     """What vmap gives, as (G, …); what is the same for all members is repeated, without a copy."""
     return [
         tensor.expand(members, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -168,12 +154,12 @@ def _plain(temperature: Any, form: Form) -> bool:
     return isinstance(temperature, int | float) and form in FORMS
 
 
-def _dense(x: Tensor) -> Tensor:
+def dense(x: Tensor) -> Tensor:
     """A tensor (G, …) of which each member's part is dense; members may lie apart, as parameters do."""
     return x if x[0].is_contiguous() else x.contiguous()
 
 
-def _block(size: int, most: int) -> int:
+def block_of(size: int, most: int) -> int:
     """A power of two, of at least the 16 that matrix units want."""
     return int(min(most, max(16, triton.next_power_of_2(size))))
 
@@ -182,13 +168,13 @@ def _block(size: int, most: int) -> int:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    logits, labels = _dense(logits), _dense(labels)
+    logits, labels = dense(logits), dense(labels)
     members, b, k = logits.shape
     loss, gradient = logits.new_empty(members), logits.new_empty((members, b * k))
-    columns = _block(k, MOST_CLASSES)
+    columns = block_of(k, MOST_CLASSES)
     launch(
         kernels.cross_entropy, (members,), logits, labels, loss, gradient, b, k, logits.stride(0),
-        labels.stride(0), ROWS=_block(b, 2048 // columns), COLUMNS=columns, num_warps=8,
+        labels.stride(0), ROWS=block_of(b, 2048 // columns), COLUMNS=columns, num_warps=8,
     )  # fmt: skip
     return loss, gradient
 
@@ -206,14 +192,14 @@ def _of_each_other(
     x: Tensor, labels: Tensor, temperature: float, loss: int, paper: bool, unit: bool
 ) -> tuple[Tensor, Tensor]:
     """A loss of vectors x (G, N, D) that are compared with each other."""
-    x = _dense(x)
+    x = dense(x)
     made = _Scores(x, x, labels, temperature, loss, paper, unit, unit)
     (members, n, d), gradient = x.shape, torch.empty_like(x, memory_format=torch.contiguous_format)
-    rows, block = _block(n, 32), _block(d, 64)
+    rows, block = block_of(n, 32), block_of(d, 64)
     launch(
         kernels.pull, (triton.cdiv(n, rows), triton.cdiv(d, block), members), made.slopes, made.logits, x,
         made.x_scale, made.row_loss, made.loss, gradient, n, d, x.stride(0), temperature, UNIT=unit,
-        PRECISION=precision(), ALL=_block(n, MOST_ROWS), ROWS=rows, COLUMNS=_block(n, 32), BLOCK_D=block,
+        PRECISION=precision(), ALL=block_of(n, MOST_ROWS), ROWS=rows, COLUMNS=block_of(n, 32), BLOCK_D=block,
     )  # fmt: skip
     return made.loss, gradient.flatten(1)
 
@@ -221,18 +207,18 @@ def _of_each_other(
 def _prototypes(
     projections: Tensor, labels: Tensor, prototypes: Tensor, temperature: float, paper: bool
 ) -> tuple[Tensor, Tensor]:
-    x, y = _dense(projections), _dense(prototypes)
+    x, y = dense(projections), dense(prototypes)
     made = _Scores(x, y, labels, temperature, kernels.PROTOTYPE.value, paper, True, paper)
     (members, n, d), m = x.shape, y.shape[1]
     gradients = x.new_empty((members, (n + m) * d))
-    x_rows, y_rows, block = _block(n, 32), _block(m, 32), _block(d, 64)
+    x_rows, y_rows, block = block_of(n, 32), block_of(m, 32), block_of(d, 64)
     x_blocks = triton.cdiv(n, x_rows)
     launch(
         kernels.pull_both, (x_blocks + triton.cdiv(m, y_rows), triton.cdiv(d, block), members), made.slopes,
         made.logits, x, y, made.x_scale, made.y_scale, made.row_loss, made.loss, gradients, gradients[:, n * d :], n, m,
         d, x.stride(0), y.stride(0), gradients.stride(0), x_blocks, temperature, UNIT_X=True, UNIT_Y=paper,
-        PRECISION=precision(), ALL=_block(n, MOST_ROWS), X_ROWS=x_rows, X_COLUMNS=_block(m, 32), Y_ROWS=y_rows,
-        Y_COLUMNS=_block(n, 32), BLOCK_D=block,
+        PRECISION=precision(), ALL=block_of(n, MOST_ROWS), X_ROWS=x_rows, X_COLUMNS=block_of(m, 32), Y_ROWS=y_rows,
+        Y_COLUMNS=block_of(n, 32), BLOCK_D=block,
     )  # fmt: skip
     return made.loss, gradients
 
@@ -253,91 +239,17 @@ class _Scores:
         unit_x: bool,
         unit_y: bool,
     ):
-        (members, n, d), m, labels = x.shape, y.shape[1], _dense(labels)
+        (members, n, d), m, labels = x.shape, y.shape[1], dense(labels)
         self.slopes, self.logits = x.new_empty((2, members, n, m))
         self.x_scale, self.row_loss = x.new_empty((2, members, n))
         self.y_scale, self.loss = x.new_empty((members, m)), x.new_empty(members)
-        columns = _block(m, MOST_ROWS)
+        columns = block_of(m, MOST_ROWS)
         # A program holds the logits of its rows with all columns, and BLOCK_D numbers of every vector y.
         wide = columns > 256
-        blocks = {"ROWS": self.ROWS, "COLUMNS": columns, "BLOCK_D": min(_block(d, 64), max(16, 8192 // columns))}
+        blocks = {"ROWS": self.ROWS, "COLUMNS": columns, "BLOCK_D": min(block_of(d, 64), max(16, 8192 // columns))}
         launch(
             kernels.scores, (triton.cdiv(n, self.ROWS), members), x, y, labels, self.slopes, self.logits,
             self.x_scale, self.y_scale, self.row_loss, n, m, d, x.stride(0), y.stride(0), labels.stride(0), temperature,
             LOSS=loss, PAPER=paper, UNIT_X=unit_x, UNIT_Y=unit_y, PRECISION=precision(), **blocks,
             num_warps=8 if wide else 4, num_stages=1 if wide else 2,
         )  # fmt: skip
-
-
-# The head
-
-
-class _Head(torch.autograd.Function):
-    """The head of one client (`members` is None), or those of as many at once."""
-
-    ROWS = 16
-
-    @staticmethod
-    def forward(members: int | None, low: bool, z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        if members is None:
-            z, weight, bias = z.unsqueeze(0), weight.unsqueeze(0), bias.unsqueeze(0)
-        z, weight, bias = _dense(z), _dense(weight), _dense(bias)
-        (g, n, d), k = z.shape, weight.shape[1]
-        logits = z.new_empty((g, n, k))
-        launch(
-            head_kernels.head_forward, (triton.cdiv(n, _Head.ROWS), g), z, weight, bias, logits, n, k, d, z.stride(0),
-            weight.stride(0), bias.stride(0), **_Head._arithmetic(low), **_Head._blocks(d, k),
-        )  # fmt: skip
-        return logits.squeeze(0) if members is None else logits
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.members, ctx.low, z, weight, _ = inputs
-        ctx.save_for_backward(z, weight)
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        z, weight = ctx.saved_tensors
-        if ctx.members is None:
-            z, weight, dy = z.unsqueeze(0), weight.unsqueeze(0), dy.unsqueeze(0)
-        z, weight, dy = _dense(z), _dense(weight), _dense(dy)
-        found = _Head._inputs(z, weight, dy, ctx.low), *_Head._weights(z, dy, ctx.low)
-        return None, None, *(d.squeeze(0) if ctx.members is None else d for d in found)
-
-    @staticmethod
-    def _arithmetic(low: bool) -> dict[str, Any]:
-        return {"LOW": low, "PRECISION": "tf32" if low else precision()}
-
-    @staticmethod
-    def _blocks(d: int, k: int) -> dict[str, int]:
-        """A program's share: the more classes there are, the fewer columns of the weight."""
-        return {"ROWS": _Head.ROWS, "COLUMNS": _block(k, MOST_CLASSES), "BLOCK_D": _block(d, 64 if k <= 32 else 16)}
-
-    @staticmethod
-    def _inputs(z: Tensor, weight: Tensor, dy: Tensor, low: bool) -> Tensor:
-        (g, n, d), k = z.shape, weight.shape[1]
-        dz = z.new_empty((g, n, d))
-        blocks = _Head._blocks(d, k)
-        grid = triton.cdiv(n, blocks["ROWS"]), triton.cdiv(d, blocks["BLOCK_D"]), g
-        launch(
-            head_kernels.head_inputs, grid, z, weight, dy, dz, n, k, d, z.stride(0), weight.stride(0), dy.stride(0),
-            **_Head._arithmetic(low), **blocks,
-        )  # fmt: skip
-        return dz
-
-    @staticmethod
-    def _weights(z: Tensor, dy: Tensor, low: bool) -> tuple[Tensor, Tensor]:
-        (g, n, d), k = z.shape, dy.shape[2]
-        dweight, dbias = z.new_empty((g, k, d)), z.new_empty((g, k))
-        blocks = _Head._blocks(d, k)
-        launch(
-            head_kernels.head_weights, (triton.cdiv(d, blocks["BLOCK_D"]), g), z, dy, dweight, dbias, n, k, d,
-            z.stride(0), dy.stride(0), **_Head._arithmetic(low), **blocks,
-        )  # fmt: skip
-        return dweight, dbias
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, members: None, low: bool, z: Tensor, weight: Tensor, bias: Tensor) -> Any:
-        stacked = _stacked(info.batch_size, in_dims[2:], (z, weight, bias))
-        return _Head.apply(info.batch_size, low, *stacked), 0  # type: ignore[no-untyped-call]

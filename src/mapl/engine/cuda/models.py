@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mapl.engine.cuda import losses
 from mapl.engine.cuda.convert import Batched, Hidden
+from mapl.engine.cuda.head import classify
 from mapl.model import PROTOTYPES, ClientModel
 
 HEADS = ("head.weight", "head.bias", PROTOTYPES)
@@ -103,7 +103,7 @@ class GroupModel(Hidden, ClientModel):
 
     def classify(self, embedding: Tensor) -> Tensor:
         """The head and the ReLU before it, in one kernel."""
-        logits = losses.classify(embedding, self.head.weight, self.head.bias, self.precision)
+        logits = classify(embedding, self.head.weight, self.head.bias, self.precision)
         return super().classify(embedding) if logits is None else logits
 
 
