@@ -12,17 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from mapl.client import Client
-from mapl.engine.generators import kind, one_of_each
 from mapl.engine.optimizers import Optimizer
 
 POOLINGS = (nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
-def who_takes_it(clients: Sequence[Client], image: tuple[int, int, int]) -> set[int]:
-    """The clients with convolutions whose layers all work in this layout (a `view` may not)."""
+def who_takes_it(kinds: Sequence[Sequence[Client]], image: tuple[int, int, int]) -> set[int]:
+    """The clients with convolutions whose layers all work in this layout (a `view` may not); one of a kind is tried."""
     images = pixels_together(torch.zeros(2, *image))
-    known = {name: _convolves(client) and _takes(client, images) for name, client in one_of_each(clients).items()}
-    return {client.id for client in clients if known[kind(client)]}
+    return {c.id for clients in kinds if _convolves(clients[0]) and _takes(clients[0], images) for c in clients}
 
 
 def _convolves(client: Client) -> bool:

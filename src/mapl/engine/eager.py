@@ -16,7 +16,7 @@ from mapl.clock import part, profiled
 from mapl.data.dataset import Images
 from mapl.engine._base import Draws, Engine, check_finite
 from mapl.engine.channels_last import channels_last, channels_last_for_tests, pixels_together, who_takes_it
-from mapl.engine.generators import drawing_from, say_who_takes_turns, who_draws
+from mapl.engine.generators import drawing_from, of_one_kind, say_who_takes_turns, who_draws
 from mapl.engine.optimizers import Optimizer, make_optimizer
 from mapl.engine.workers import cores, side_by_side
 from mapl.errors import MaplError
@@ -58,9 +58,10 @@ class EagerEngine(Engine):
 
     def _use_cpu(self, clients: Sequence[Client]) -> None:
         """Find out which clients can train side by side, and which take channels-last images."""
+        kinds, image = of_one_kind(clients), self.augmentation.shape
         if not self.method.draws:
-            self._quiet |= {client.id for client in clients} - who_draws(clients, self.augmentation.shape)
-        self._channels_last |= who_takes_it(clients, self.augmentation.shape)
+            self._quiet |= {client.id for client in clients} - who_draws(kinds, image)
+        self._channels_last |= who_takes_it(kinds, image)
 
     def _use_gpu(self, clients: Sequence[Client]) -> None:
         """Draw dropout as the grouped engine does."""

@@ -22,23 +22,19 @@ from mapl.client import Client
 from mapl.methods._base import Method
 from mapl.model import PROJECTOR, ClientModel
 
-Kind = tuple[type, str, str]
+
+def of_one_kind(clients: Sequence[Client]) -> list[list[Client]]:
+    """The clients in groups whose networks are alike but for their weights: what holds for one holds for all."""
+    kinds: dict[tuple[type, str, str], list[Client]] = {}
+    for client in clients:
+        kind = type(client.model.backbone), client.architecture, repr(client.model)
+        kinds.setdefault(kind, []).append(client)
+    return list(kinds.values())
 
 
-def kind(client: Client) -> Kind:
-    """What clients share whose networks are alike but for their weights."""
-    return type(client.model.backbone), client.architecture, repr(client.model)
-
-
-def one_of_each(clients: Sequence[Client]) -> dict[Kind, Client]:
-    """The first client of every kind."""
-    return {kind(client): client for client in reversed(clients)}
-
-
-def who_draws(clients: Sequence[Client], image: tuple[int, int, int]) -> set[int]:
+def who_draws(kinds: Sequence[Sequence[Client]], image: tuple[int, int, int]) -> set[int]:
     """The clients whose networks draw random numbers in training: one of each kind is tried on a few images."""
-    known = {name: draws(client.model, image) for name, client in one_of_each(clients).items()}
-    return {client.id for client in clients if known[kind(client)]}
+    return {client.id for clients in kinds if draws(clients[0].model, image) for client in clients}
 
 
 def draws(model: ClientModel, image: tuple[int, int, int]) -> bool:
