@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from mapl.client import Client
 from mapl.engine.cuda.families import operations_of
+from mapl.engine.cuda.slot import Slot
 from mapl.losses import cross_entropy
 from mapl.methods.local import Local
 from mapl.runs.round import play_round
@@ -232,6 +233,17 @@ def test_low_precision_holds_for_own_networks_and_for_what_is_copied_into_them()
 
 
 @interpreted
+def test_a_frozen_network_is_never_in_training_mode() -> None:
+    """Not even while kernels are built, before anything is captured: its normalisations would count batches."""
+    part = grouped_world(mutual(rounds=1), {"flat": flat})
+    (family,) = part.engine.families
+    slot = Slot(part.method, part.recipe.train, family.clients[0], family.layout, 2, 1, True, torch.device("cpu"), None)
+    slot.try_all()
+    assert any("peer" in name for name in slot.stack.counted)
+    assert not any("teacher" in name for name in slot.stack.counted)
+
+
+@interpreted
 def test_operations_of_own_networks_count() -> None:
     engine = {"device": "cpu"}
     ours, plain = (build_part(made, DIGITS).clients[0] for made in (mutual(engine=engine), recipe(engine=engine)))
@@ -241,15 +253,19 @@ def test_operations_of_own_networks_count() -> None:
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
 @pytest.mark.parametrize("method", ["Mutual", "Afterwards", "Judged"])
-def test_on_a_gpu_own_networks_learn_what_eager_steps_learn(method: str) -> None:
-    """By the measure of test_cuda: both against float64, groups at most twice as far from it as eager steps are."""
-    parts = [on_gpu(kind, HERE + method, ["resnet18", "cnn"], exact) for kind, exact in WAYS]
-    for family in parts[1].engine.families:
-        assert family.slots
-        assert (family.group, family.size) == (True, 2)
+@pytest.mark.parametrize(("backbone", "least"), [("cnn", 1e-6), ("resnet18", 1e-4)])
+def test_on_a_gpu_own_networks_learn_what_eager_steps_learn(method: str, backbone: str, least: float) -> None:
+    """By the measure of test_cuda: both against float64, groups at most twice as far from it as eager steps are.
+
+    A maximum of a pooling that is decided by rounding moves a ResNet18 by 1e-5, on either engine.
+    """
+    parts = [on_gpu(kind, HERE + method, [backbone], exact) for kind, exact in WAYS]
+    (family,) = parts[1].engine.families
+    assert family.slots
+    assert (family.group, family.size) == (True, 2)
     eager, grouped = (distance(part, parts[2]) for part in parts[:2])
-    print(f"{method}: eager {eager:.1e}, grouped {grouped:.1e} from float64")
-    assert grouped < max(2 * eager, 1e-6)
+    print(f"{method}, {backbone}: eager {eager:.1e}, grouped {grouped:.1e} from float64")
+    assert grouped < max(2 * eager, least)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")

@@ -62,6 +62,7 @@ class Together(Networks):
         self._model = GroupModel.of(client.model, batched)
         self._model.precision = precision
         self._heads = [name for name in HEADS if name in room.layout.entries]
+        self.train()  # a frozen network must never run in training mode, not even while kernels are built
 
     def _member(
         self, model: ClientModel, g: int, precision: torch.dtype | None, looked: Callable[[], None]
