@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mapl.terminal import progress as module
-from mapl.terminal.messages import duration, warn
+from mapl.terminal.messages import duration, show_warning, warn
 from mapl.terminal.progress import Pace, PlainLines, counting, progress
 
 
@@ -77,3 +77,12 @@ def test_durations_and_warnings(capsys):
     warn("careful")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "warning: careful\n")
+
+
+def test_a_warning_of_the_package_is_one_line_and_any_other_says_where_it_is_from(capsys):
+    show_warning(UserWarning("clients take turns"), UserWarning, "src/mapl/engine/eager.py", 7)
+    show_warning(UserWarning("something else"), UserWarning, "torch/nn/modules/module.py", 9)
+    ours, theirs = capsys.readouterr().err.splitlines()[:2]
+    assert ours == "warning: clients take turns"
+    assert "module.py:9" in theirs
+    assert "something else" in theirs

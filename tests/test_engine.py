@@ -614,3 +614,15 @@ def test_gradients_come_back_to_a_pooling_in_its_order_and_nothing_is_left_behin
         assert ours.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(gradient, ours)
     assert not any(layer._forward_hooks for layer in client.model.modules())
+
+
+class Misnamed(Local):
+    """Gives a learning rate to a network that it does not have."""
+
+    def learning_rates(self):
+        return {"courier": 0.1}
+
+
+def test_a_learning_rate_for_an_unknown_network_is_named():
+    with pytest.raises(MaplError, match="courier"):
+        build_part(small("test_engine:Misnamed"))

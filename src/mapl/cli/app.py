@@ -7,6 +7,7 @@ Commands import what they need when they run.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -71,6 +72,7 @@ app.add_typer(data.app, name="data", rich_help_panel=SETTINGS)
 
 def run_app() -> None:
     """Run the command that the arguments name. A `MaplError` is printed, without a traceback."""
+    warnings.showwarning = messages.show_warning
     try:
         app()
     except MaplError as error:

@@ -141,4 +141,4 @@ def _decoded(data: NDArray[np.uint8], offset: int) -> Row:
     if count < 0 or end > len(data):
         raise MaplError(f"{ROWS} is damaged: the row at byte {offset} does not fit")
     # Copies: whoever keeps a row should not keep the file open.
-    return data[start:middle].copy().view("<i8"), data[middle:end].copy().view("<f8")
+    return np.array(data[start:middle]).view("<i8"), np.array(data[middle:end]).view("<f8")

@@ -246,8 +246,13 @@ def _clients(
 def _add_own_networks(client: Client, method: Method[Any]) -> None:
     with seeded(key(client.seed, client.id, ALWAYS, "own networks")):
         modules = method.modules(client)
-    frozen = [name for name, rate in method.learning_rates().items() if rate == 0]
-    client.model.add_own(modules, frozen)
+    rates = method.learning_rates()
+    if unknown_names := rates.keys() - modules.keys():
+        raise MaplError(
+            f"method {method.name!r} gives a learning rate to {min(unknown_names)!r}, but its own networks are: "
+            f"{', '.join(modules) or 'none'}"
+        )
+    client.model.add_own(modules, [name for name, rate in rates.items() if rate == 0])
 
 
 def _found(name: str) -> Backbone:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 
@@ -10,6 +13,21 @@ from rich.console import Console
 def warn(message: str) -> None:
     """A warning, on standard error, where it does not get into results that are piped."""
     print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What `warnings.warn` prints: one line for a warning of this package, and Python's own form for any other."""
+    if "mapl" in Path(filename).parts and file is None:
+        warn(str(message))
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
 def error(message: object) -> None:

@@ -15,7 +15,7 @@ from mapl.client import Client
 from mapl.engine.cuda.layers import CannotGroup
 from mapl.model import ClientModel
 
-OF_ONE_CLIENT = frozenset({"id", "samples", "cluster", "train", "test", "tests"})
+OF_ONE_CLIENT = frozenset({"id", "samples", "cluster", "train", "test", "tests", "neighbours", "peers"})
 """What is true of one client alone. A captured step would keep the first client's for all."""
 
 
