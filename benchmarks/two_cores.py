@@ -2,13 +2,15 @@
 
 The plain loop is what general libraries for federated learning do: images are tensors that were normalised in advance,
 clients train one after another, and torch spreads every operation over the cores. It does not augment. So mapl is
-measured twice: with its recipe's augmentation, and without any, when both sides do the same work.
+measured twice: with its recipe's augmentation, and without any, when both sides do the same work. Where fluke
+(pip install fluke-fl) is installed, its own clients train on the same images too.
 """
 
 from __future__ import annotations
 
 import copy
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -64,6 +66,8 @@ def measure(options: Options) -> Report:
     # Threads that share an operation wait for each other: on a busy machine that takes many times as long.
     for threads in {1} if options.quick else {1, cores()}:
         every[f"plain loop, threads: {threads}"] = Plain(recipe, data, threads)
+    if find_spec("fluke") and not options.quick:
+        every[f"fluke's clients, threads: {cores()}"] = Fluke(recipe, data, cores())
     for repeat in range(2 if options.quick else options.rounds + 1):  # in turn; the first round warms up
         for name, side in every.items():
             side.play(repeat)
@@ -108,7 +112,7 @@ class Side:
     def row(self, name: str) -> Row:
         return {
             "program": name,
-            "seconds a round": middle(self.wall[1:]),
+            "s per round": middle(self.wall[1:]),
             "quickest, s": min(self.wall[1:]),
             "CPU seconds": middle(self.cpu[1:]),
             "first round, s": self.wall[0],
@@ -172,3 +176,28 @@ class Plain(Side):
         mean = {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
         for model, _, _ in self.clients:
             model.load_state_dict(mean)
+
+
+class Fluke(Plain):
+    """The same with fluke's clients, which also take the short last batch of an epoch."""
+
+    def __init__(self, recipe: Recipe, data: Dataset, threads: int) -> None:
+        from fluke.client import Client
+        from fluke.config import OptimizerConfigurator
+        from fluke.data import FastDataLoader
+
+        super().__init__(recipe, data, threads)
+        use = recipe.train
+        adam = {"name": "Adam", "lr": use.learning_rate, "betas": use.betas}
+        self.trainers: dict[int, Any] = {}
+        for number, (model, (images, labels), _) in enumerate(self.clients):
+            loader = FastDataLoader(images, labels, num_labels=10, batch_size=use.batch, shuffle=True)
+            optimizers = OptimizerConfigurator(adam, {"name": "StepLR", "step_size": 1, "gamma": 1.0})
+            client = Client(number, loader, None, optimizers, nn.CrossEntropyLoss(), local_epochs=use.epochs)
+            client.model = model
+            self.trainers[id(model)] = client
+
+    def _train(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
+        client = self.trainers[id(model)]
+        client.optimizer = None  # a new one every round, as on the other sides
+        client.fit()
