@@ -27,13 +27,13 @@ class Mail:
     round: int
     leg: Leg
     letters: Mapping[int, Letter]
-    """The letters written here, by sender, each for whoever asks for it."""
+    """The letters written here, by sender, for anyone who asks."""
     requests: Mapping[int, Tensor]
     """For each reader here, the senders whose letters it asks for: sorted ids, without its own."""
     expects: Callable[[int], Schema]
     """What a reader's letters must look like. Letters from outside this process are checked against it."""
     personal: Mapping[int, Letter] = field(default_factory=dict)
-    """Letters written here for one reader alone, by that reader. They take precedence over the sender's other letter."""
+    """Letters written here for one reader, by that reader. They take precedence over the sender's common letter."""
 
 
 class Transport(Protocol):
