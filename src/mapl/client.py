@@ -20,7 +20,7 @@ NOBODY_NEAR = torch.empty(0, dtype=torch.long)
 
 @dataclass
 class Peers:
-    """The peers that a client has met, itself included: its row of the mixing matrix W, without unknown clients.
+    """The peers that a client has met, itself included: its row of the mixing matrix W, without clients it never met.
 
     The three arrays correspond entry by entry. They grow with the number of peers met, not with the network.
     """
@@ -70,7 +70,7 @@ class Node:
 
     @property
     def samples(self) -> int:
-        """The number of training images, which its letters carry."""
+        """The number of training images that its letters report."""
         return 0
 
     def letter(self, round: int, tensors: Mapping[str, Tensor], architecture: str = "") -> Letter:

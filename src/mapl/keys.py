@@ -1,4 +1,4 @@
-"""Keyed randomness: every draw comes from a generator that is keyed by the draw's purpose.
+"""Keyed randomness: every draw has its own generator, keyed by seed, client, round and purpose.
 
 A result then does not depend on the engine, on where and in which order clients run, or on a crash and a resume. There
 is no generator state to carry along.

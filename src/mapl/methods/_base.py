@@ -1,4 +1,4 @@
-"""The base of all methods. A new one is a subclass of `Method` in one file, here or anywhere (`package.module:Name`)."""
+"""Base of all methods. A new one is a subclass of `Method` in one file, here or anywhere (`package.module:Name`)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Method(ABC, Generic[S]):
         return ()
 
     def modules(self, client: Client) -> dict[str, nn.Module]:
-        """The method's own networks beside the backbone, by name. Each maps a batch of tensors to a batch of tensors.
+        """The method's own networks besides the backbone, by name. Each maps a batch of tensors to a batch of tensors.
 
         Called once, when the client is built. They are trained, checkpointed and exported with the rest of the model;
         `client.model.call(name, x)` runs one. Their first weights are keyed by (seed, client). For the same weights in
@@ -88,7 +88,7 @@ class Method(ABC, Generic[S]):
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The terms of the loss, by name; their sum is minimised.
 
-        images: (views · B, C, H, W), view after view; labels: (views · B,), repeated likewise.
+        images: (views · B, C, H, W), view after view; labels: (views · B,), repeated in the same way.
         """
 
     def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
@@ -99,7 +99,7 @@ class Method(ABC, Generic[S]):
         return client.model.classify(outputs["backbone"])
 
     def wants(self, client: Client, round: int) -> Tensor:
-        """The sorted ids of the neighbours whose letters the client asks for this round. Default: none.
+        """Which of `client.neighbours` the client asks for a letter this round (sorted ids). Default: none.
 
         It must not change anything, because it may be called more than once per round.
         """

@@ -40,8 +40,8 @@ class FedClassAvg(Centralised[FedClassAvgSettings]):
 
     Letter, both ways: weight and bias of the head (φ) as one vector `head`.
 
-    Differs from the authors' program: that omits the last term in the first batch of a round, where the term and its
-    gradient are zero anyway.
+    Differs from the authors' program, which omits the last term in the first batch of a round. The term and its
+    gradient are zero there anyway.
     """
 
     name = "fedclassavg"

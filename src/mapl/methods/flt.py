@@ -47,7 +47,7 @@ class FLT(WholeModels[FLTSettings]):
     Letter, both ways, in every round: backbone and head (θ + φ) as one vector `model`. In the first round also:
     `encoder` (W_enc) to each client, and from it `centres` (K, latent) and their number.
 
-    Differs from the authors' program: that averages in place, client after client, so later clients see averages of
+    Differs from the authors' program, which averages in place, client after client, so later clients see averages of
     averages. Here all averages use one snapshot. Needs UMAP: `pip install 'mapl[flt]'`.
     """
 

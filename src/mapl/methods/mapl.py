@@ -37,7 +37,7 @@ class MaplSettings(MethodSettings):
     )
     temperature: float = Field(100.0, gt=0, description="τ of the contrastive and the uniformity losses.")
     terms: tuple[Term, ...] = Field(
-        ("contrastive", "prototype", "uniformity"), description="The loss terms beside cross-entropy (ablation 1)."
+        ("contrastive", "prototype", "uniformity"), description="The loss terms besides cross-entropy (ablation 1)."
     )
     warmup: int = Field(100, ge=0, description="T_thr: the first round (counted from 0) that learns the graph.")
     learn_graph: bool = Field(True, description="Whether the graph is learned (CGL) or stays uniform.")

@@ -96,7 +96,7 @@ class Inbox:
             return torch.empty(0)
         stack, rows = self.rows(name)
         first, last = int(rows[0]), int(rows[-1])
-        if last - first + 1 == len(rows):  # rows ascend, so they are contiguous
+        if last - first + 1 == len(rows):  # rows ascend, so this means contiguous
             return stack[first : last + 1]
         return stack.index_select(0, rows.to(stack.device))
 

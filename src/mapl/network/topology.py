@@ -204,7 +204,7 @@ def _from_networkx(graph: Any, clients: int) -> Reach:
 def _edge(content: str, clients: int, where: str) -> tuple[int, int]:
     """One line `a b` of an edge list."""
     if not re.fullmatch(r"[0-9]{1,18}\s+[0-9]{1,18}", content):
-        raise MaplError(f"{where}: {content[:60]!r} is not an edge: two client ids with a space between them")
+        raise MaplError(f"{where}: {content[:60]!r} is not an edge (two client ids with a space between them)")
     a, b = map(int, content.split())
     if max(a, b) >= clients:
         raise MaplError(f"{where}: client {max(a, b)} is out of range, 0 to {clients - 1}")

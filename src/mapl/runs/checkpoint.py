@@ -132,7 +132,7 @@ class Writer:
         return path
 
     def _bring(self, copies: Copies, copied: torch.cuda.Event | None) -> None:
-        """Move GPU copies to the host after the event `copied`, on a separate stream that runs beside the run's.
+        """Move GPU copies to the host after the event `copied`, on a separate stream.
 
         It launches no kernel, because a kernel would wait for the run's kernels.
         """
@@ -149,9 +149,9 @@ class Writer:
         digest = hashlib.sha256()
 
         def hashed() -> Generator[memoryview]:
-            with ThreadPoolExecutor(1, "digest") as beside:
+            with ThreadPoolExecutor(1, "digest") as hasher:
                 for part in _parts(tensors):
-                    hashing = beside.submit(digest.update, part)  # while the caller writes it
+                    hashing = hasher.submit(digest.update, part)  # while the caller writes it
                     yield part
                     hashing.result()
 
@@ -169,11 +169,11 @@ def _storages_of(tensors: Mapping[str, Tensor]) -> Copies:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     storages = {_place(tensor): tensor for tensor in tensors.values()}
-    beside = _room_for(sum(size for (_, size), tensor in storages.items() if tensor.is_cuda))
+    has_room = _room_for(sum(size for (_, size), tensor in storages.items() if tensor.is_cuda))
     copies = {}
     for place, tensor in storages.items():
         bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-        copies[place] = bytes_.clone() if beside or not tensor.is_cuda else bytes_.cpu()
+        copies[place] = bytes_.clone() if has_room or not tensor.is_cuda else bytes_.cpu()
     return copies
 
 
@@ -267,7 +267,7 @@ def latest(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         except MaplError as error:
             warn(f"{error}; trying the one before it")
     if paths:
-        raise MaplError(f"no checkpoint in {str(run / FOLDER)!r} is whole; start the run anew with --overwrite")
+        raise MaplError(f"no checkpoint in {str(run / FOLDER)!r} is whole; start the run again with --overwrite")
     return None
 
 

@@ -52,7 +52,7 @@ class Exchange:
     """The largest letter in bytes."""
 
     def run(self) -> list[tuple[Client, Inbox]]:
-        """Every client with its inbox, which lacks the letters that did not arrive."""
+        """Every client with its inbox. Letters that did not arrive are missing from it."""
         method = self.method
         inboxes = self._through_server(method) if isinstance(method, Centralised) else self._between_peers()
         return [(client, inboxes.get(client.id, NOTHING)) for client in self.clients]

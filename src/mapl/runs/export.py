@@ -154,7 +154,7 @@ def _paths(to: Path, client: Client, kind: Kind) -> list[Path]:
 
 
 def _check_free(paths: Sequence[Path]) -> None:
-    """Checked before anything is written, so that a refusal changes nothing."""
+    """Refuse existing files before anything is written, so that a refusal changes nothing."""
     for path in paths:
         if path.exists():
             raise MaplError(f"{str(path)!r} exists already; choose another folder, or give --overwrite")

@@ -98,7 +98,7 @@ class Graph:
         return np.frombuffer(data, "<i8")
 
     def rows(self, round: int, known: NDArray[np.int64] | None = None) -> dict[int, Row]:
-        """The rows of W at the end of a round, by client. With `known` offsets, only rows that are elsewhere now."""
+        """The rows of W at the end of a round, by client. With `known` offsets, only rows whose offset changed."""
         if not self.exists:
             return {}
         offsets = self.record(round)[1:]

@@ -54,7 +54,7 @@ def carry_out(
 
 
 def _check_folder(job: Job) -> None:
-    """Checked before anything is trained, not when the job's turn comes."""
+    """Refuse a run of another recipe before anything is trained, not when the job's turn comes."""
     if (job.folder / RECIPE).exists() and load_recipe(job.folder) != job.recipe():
         raise MaplError(f"{str(job.folder)!r} is a run of another recipe: choose another folder, or remove it")
 

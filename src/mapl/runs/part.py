@@ -319,7 +319,7 @@ def cards(part: Part) -> list[ClientCard]:
 
 
 def saved_state(part: Part) -> dict[str, Tensor]:
-    """Everything a run needs to resume, as named tensors. Its history is not included: that stays in its folder."""
+    """Everything a run needs to resume, as named tensors. Its history stays in its folder."""
     tensors: dict[str, Tensor] = {}
     for client in part.clients:
         tensors |= {f"client.{client.id}.model.{k}": v for k, v in client.model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""One round: learn, write letters, read them, adjust."""
+"""One round: train, write letters, read them, absorb them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers, one per file: classes made with a run's folder and called after every round, for use by other programs."""
+"""Writers, one per file. Each is constructed with a run's folder and called after every round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _open(name: str, folder: Path) -> Observer:
     writer: Any = kind(folder) if callable(kind) else None
     if not callable(writer):
         raise MaplError(
-            f"writer {name!r} is not a writer: it should be a class that is made with the run's folder and called with "
+            f"writer {name!r} is not a writer: it should be a class constructed with the run's folder and called with "
             "(recipe, round, seconds)"
         )
     observer: Observer = writer
