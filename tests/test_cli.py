@@ -317,7 +317,8 @@ def test_a_run_whose_checkpoints_are_all_damaged(capsys, monkeypatch):
     for path in Path("run/checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     error = refused(capsys, monkeypatch, "resume", "run")
-    assert "error: no checkpoint in 'run/checkpoints' is whole; start the run anew with --overwrite" in error
+    assert "error: no checkpoint in 'run/checkpoints' is whole" in error
+    assert "--overwrite" in error
     assert error.count("warning: checkpoint") == 2
 
 

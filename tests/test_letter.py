@@ -212,9 +212,9 @@ def framed(header: bytes, payload: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "cut short or no safetensors"),
-        (b"\0" * 7, "cut short or no safetensors"),
-        (b"\xff" * 16, "cut short or no safetensors"),
+        (b"", "cut short"),
+        (b"\0" * 7, "cut short"),
+        (b"\xff" * 16, "cut short"),
         (encode(plain())[:-1], "is damaged"),
         (encode(plain()) + b"\0", "is damaged"),
         (encode(plain())[:-1] + b"\7", "'mask' has bytes that are neither false nor true"),
@@ -224,7 +224,7 @@ def framed(header: bytes, payload: bytes = b"") -> bytes:
         (framed(b'{"head":1,"head":2}'), "a key is given twice"),
         (framed(json.dumps({"__metadata__": {"letter": 5}}).encode()), "version that is missing"),
         (save({"head": torch.zeros(2, 3)}), "version that is missing"),
-        (pickle.dumps(plain().tensors["mask"]), "no safetensors"),
+        (pickle.dumps(plain().tensors["mask"]), "safetensors"),
     ],
 )
 def test_what_is_no_letter_is_refused(data: bytes, words: str) -> None:

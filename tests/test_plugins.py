@@ -191,8 +191,8 @@ def test_paths_that_lead_nowhere(path, sentence, outside):
     ("over", "sentence"),
     [
         ({"method": {"name": "others:Dots"}}, r"method 'others:Dots' is not a method.*mapl.Method"),
-        ({"data": {"name": "others:chain"}}, r"data set 'others:chain' is no data source: .*method load"),
-        ({"data": {"name": "others:Nothing"}}, r"data set 'others:Nothing' gave a NoneType, not a mapl.Dataset"),
+        ({"data": {"name": "others:chain"}}, r"data set 'others:chain' is not a data source: .*method load"),
+        ({"data": {"name": "others:Nothing"}}, r"data set 'others:Nothing' .* NoneType, not a mapl.Dataset"),
         ({"model": {"backbones": ["others:not_callable"]}}, r"backbone 'others:not_callable' is no"),
         (
             {"network": {"topology": {"name": "others:not_callable"}}},

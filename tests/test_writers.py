@@ -54,7 +54,7 @@ def test_an_unknown_writer_is_refused_with_the_known_ones(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["json:loads.__doc__", "pathlib:Path"])
 def test_what_is_no_writer_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(MaplError, match="is no writer"):
+    with pytest.raises(MaplError, match="is not a writer"):
         open_writers([name], tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_a_term_that_appears_later_gets_a_column(tmp_path: Path) -> None:
 
 def test_somebody_elses_table_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "rounds.csv").write_text("name,age\nAda,36\n")
-    with pytest.raises(MaplError, match=r"rounds\.csv' is not a table of mapl's"):
+    with pytest.raises(MaplError, match=r"rounds\.csv'.* not overwritten"):
         CsvFile(tmp_path)(RECIPE, line(0), {})
     assert "Ada" in (tmp_path / "rounds.csv").read_text()
 

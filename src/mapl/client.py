@@ -1,4 +1,4 @@
-"""Nodes of the network: clients, and for methods that want one, a server."""
+"""Nodes of the network: clients and, for some methods, a server."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ NOBODY_NEAR = torch.empty(0, dtype=torch.long)
 
 @dataclass
 class Peers:
-    """Whom a client has met, itself included: its row of the mixing matrix W, without those it never heard from.
+    """The peers that a client has met, itself included: its row of the mixing matrix W, without clients it never met.
 
-    The three arrays belong together, entry by entry. They grow with the peers that the client meets, not with the
-    network.
+    The three arrays correspond entry by entry. They grow with the number of peers met, not with the network.
     """
 
     ids: NDArray[np.int64]
@@ -31,7 +30,7 @@ class Peers:
     weights: NDArray[np.float64]
     """(n,) how much the client listens to each: w_ij ≥ 0, summing to 1."""
     samples: NDArray[np.int64]
-    """(n,) how many training images each said it has."""
+    """(n,) the number of training images that each reported."""
 
     @staticmethod
     def alone(client: int, samples: int) -> Peers:
@@ -39,7 +38,7 @@ class Peers:
         return Peers(np.array([client]), np.ones(1), np.array([samples]))
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where these peers, all of whom it has met, stand in the arrays."""
+        """The positions of these peers in the arrays. The client must have met them all."""
         return np.searchsorted(self.ids, ids)
 
     def knows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -48,7 +47,7 @@ class Peers:
         return known
 
     def meet(self, ids: NDArray[np.int64], weight: float, samples: NDArray[np.int64]) -> None:
-        """Add peers (sorted ids) that it had not met before."""
+        """Add peers (sorted ids) that it has not met before."""
         places = self.places(ids)
         self.ids = np.insert(self.ids, places, ids)
         self.weights = np.insert(self.weights, places, weight)
@@ -65,17 +64,17 @@ class Node:
     seed: int
     """The recipe's seed; draws are keyed by it (mapl.keys)."""
     neighbours: Tensor = NOBODY_NEAR
-    """Whom it can reach this round, sorted ids; a client of a method with a server reaches the server alone."""
+    """Whom it can reach this round, sorted ids. If the method has a server, a client reaches only the server."""
     state: dict[str, Tensor] = field(default_factory=dict)
     """What its method keeps between rounds; updated in place, saved with every checkpoint."""
 
     @property
     def samples(self) -> int:
-        """How many training images stand behind its letters."""
+        """The number of training images that its letters report."""
         return 0
 
     def letter(self, round: int, tensors: Mapping[str, Tensor], architecture: str = "") -> Letter:
-        """A letter of this node with these contents."""
+        """A letter from this node with these contents."""
         return Letter(
             run=self.run,
             sender=self.id,
@@ -88,22 +87,22 @@ class Node:
 
 @dataclass(kw_only=True)
 class Client(Node):
-    """Private data and a model of its own. A method sees one of these and its inbox, never the list of all."""
+    """Private data and a model of its own. A method sees one client and its inbox, never the list of all."""
 
     model: ClientModel
     backbone: str
     """The name of its backbone."""
     architecture: str
-    """The fingerprint of its backbone's tensors: equal fingerprints can be averaged."""
+    """The fingerprint of its backbone's tensors. Backbones with equal fingerprints can be averaged."""
     train: Images
     test: Images
-    """The recipe's own test images, then any others that it is tested with."""
+    """The recipe's own test images, then any others that it is tested on."""
     tests: int
-    """How many of its test images, the first ones, are the recipe's own."""
+    """The number of the recipe's own test images, which come first in `test`."""
     cluster: int
-    """The cluster that its data come from; for reports, never for a method."""
+    """The cluster of its data; for reports, never for a method."""
     peers: Peers = field(init=False)
-    """Whom it has met, for methods that weigh their neighbours."""
+    """Whom it has met, for methods that weight their neighbours."""
 
     def __post_init__(self) -> None:
         self.peers = Peers.alone(self.id, self.samples)
@@ -121,11 +120,11 @@ class Client(Node):
 
 @dataclass(kw_only=True)
 class Server(Node):
-    """The middle of a centralised method: one more node, without data and without a model."""
+    """The server of a centralised method: one more node, without data and without a model."""
 
     image: tuple[int, int, int]
-    """(C, H, W) of the clients' images: what they agreed to work on."""
+    """(C, H, W) of the clients' images, which all clients agree on."""
     shapes: Shapes
-    """The sizes of the clients' models, as letters show them."""
+    """The sizes of the clients' models, as seen in letters."""
     data_folder: Path | None
-    """Where published data sets lie, for a server that needs images of its own."""
+    """Where published data sets are stored, for a server that needs its own images."""

@@ -1,12 +1,12 @@
-"""Where the seconds of a run go: the laps of every round, and on request a profile of all that a round is made of.
+"""Where the time of a run goes: the laps of every round and, on request, a profile of the parts of a round.
 
 Parts nest, and time is billed to the innermost one: augmentation is not training, though it happens inside it. Code
-that sees a client and no clock (an engine, a method) names its part with the function of this module,
+that sees a client but no clock (an engine, a method) names its part with this module's function,
 
     with part("augmentation"):
         images = augmentation.apply(…)
 
-which does nothing, and costs next to nothing, unless the run around it is being profiled.
+which does nothing, at almost no cost, unless the run is being profiled.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any
 import torch
 
 PARTS = ("training", "augmentation", "exchange", "graph", "evaluation", "checkpoint", "other")
-"""What a profile always has; a part that an engine or a method names besides these follows them."""
+"""The parts of every profile. Other parts that an engine or a method names come after them."""
 
 _TITLES = {"train": "training", "evaluate": "evaluation"}
 
 
 class Clock:
-    """Takes the time of a run's parts, from before its part is built.
+    """Measures the time of a run's parts. It starts before the run's clients are built.
 
-    Unless it profiles, it takes laps alone and never waits for anything. A profiling one also bills what is nested, and
-    waits for a GPU at the borders of every part, so that work which was only queued is billed to who queued it.
+    Without profiling, it measures only laps and never waits for anything. With profiling, it also bills nested parts
+    and waits for the GPU at the borders of every part, so that queued work is billed to the part that queued it.
     """
 
     def __init__(self, profiling: bool = False):
@@ -38,21 +38,21 @@ class Clock:
         self.setup = 0.0
         """Seconds before the first round."""
         self.laps: dict[str, float] = {}
-        """Seconds of this round's outermost parts, with all that is inside them."""
+        """Seconds of this round's outermost parts, including all nested parts."""
         self.seconds: dict[str, float] = {}
-        """Seconds of all rounds, each billed once: to the innermost part, or to `other`."""
+        """Seconds of all rounds, each second billed once: to the innermost part, or to `other`."""
         self._inside: list[str] = []
         self._device = torch.device("cpu")
         self._last = time.perf_counter()
 
     def new_round(self) -> dict[str, float]:
-        """The laps of the round that begins; they are filled in as it goes."""
+        """The laps of a new round, filled in as the round proceeds."""
         self.laps = {}
         return self.laps
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Bill to `name` whatever is done inside and is not billed to a part of its own."""
+        """Bill to `name` all time inside that is not billed to a nested part."""
         start = self._border()
         self._inside.append(name)
         try:
@@ -65,7 +65,7 @@ class Clock:
 
     @contextmanager
     def running(self, device: torch.device) -> Iterator[None]:
-        """The rounds of a run on this device; parts that engines and methods name in them are billed by this clock."""
+        """Wraps the rounds of a run on this device. This clock bills the parts that engines and methods name inside."""
         self._device = device
         now = self._now()
         self.setup, self._last = now - self._last, now
@@ -77,7 +77,7 @@ class Clock:
             _profiler.reset(token)
 
     def profile(self, rounds: int) -> dict[str, Any]:
-        """What was measured over so many rounds."""
+        """The measurements over `rounds` rounds."""
         billed = dict.fromkeys(PARTS, 0.0) | {_TITLES.get(name, name): s for name, s in self.seconds.items()}
         total = sum(billed.values())
         return {
@@ -91,7 +91,7 @@ class Clock:
         }
 
     def _border(self) -> float:
-        """Now; what has passed since the last border is billed to the part that we were in."""
+        """The time now. The time since the last border is billed to the part that was running."""
         now = self._now()
         name = self._inside[-1] if self._inside else "other"
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
@@ -99,26 +99,26 @@ class Clock:
         return now
 
     def _now(self) -> float:
-        # While a GPU records a graph it runs nothing, and to wait for it would spoil the recording.
+        # While a step is captured, the GPU runs nothing, and waiting for it would break the capture.
         if self.profiling and self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
 
 _profiler: ContextVar[Clock | None] = ContextVar("_profiler", default=None)
-"""The clock that profiles the run around us. A thread that a run starts has none: its time is nobody's part."""
+"""The clock that profiles the current run. A thread started by a run has none, so its time is not billed."""
 
 _UNMEASURED = nullcontext()
 
 
 def part(name: str) -> AbstractContextManager[None]:
-    """Bill what is done inside to this part of the round, if the run is profiled."""
+    """Bill the time inside to this part of the round, if the run is profiled."""
     clock = _profiler.get()
     return clock.part(name) if clock else _UNMEASURED
 
 
 def profiled() -> bool:
-    """Whether the run around us is profiled."""
+    """Whether the current run is profiled."""
     return _profiler.get() is not None
 
 

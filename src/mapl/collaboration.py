@@ -59,7 +59,7 @@ def project_to_simplex(v: Tensor) -> Tensor:
     simplex and the l1 ball" (2016), and by Duchi et al. (2008). They look for the last k with u_k > θ_k. The sequence
     θ_k rises up to that k and not after it, so its maximum is the same number.
     """
-    # In float64 and relative to the maximum, so that thousands of entries or a few huge ones still sum to 1.
+    # Float64, relative to the maximum: the result sums to 1 even for thousands of entries or a few huge ones.
     relative = v.double()
     relative = relative - relative.amax(dim=-1, keepdim=True)
     largest_first = relative.sort(dim=-1, descending=True).values
@@ -97,7 +97,7 @@ def graph_loss(
 
         −μ1 Σ_j γ_j w_j s_j + μ2 (β‖w‖ − log(deg + ε)),   deg = Σ_{j≠me} w_j
 
-    with s_j positive for similar clients (the paper's s_ij is −s_j). Both forms have this value. In the released form,
+    s_j is positive for similar clients (the paper's s_ij is −s_j). Both forms have this value. In the released form,
     deg has no gradient.
 
     The ablation tab:ab2 leaves a factor out of the first term. Without similarity, s_j = 1: all clients are equally
@@ -129,7 +129,7 @@ def graph_gradient(
 
         −μ1 γ_j s_j + μ2 (β ∂‖w‖/∂w_j − [j ≠ me] / (deg + ε)),   the last term in the paper form only
 
-    Written out because that is several times faster than automatic differentiation.
+    Written out by hand: several times faster than automatic differentiation.
     """
     norm_gradient = weights.sign() if settings.norm == "l1" else weights / norm_or_one(weights).unsqueeze(-1)
     gradient = settings.mu2 * settings.beta * norm_gradient - settings.mu1 * _merit(similarity, confidence, settings)
@@ -139,53 +139,31 @@ def graph_gradient(
     return gradient
 
 
-def learn_weights(
-    weights: Tensor, me: int, heads: Tensor, confidence: Tensor, neighbours: Tensor, settings: GraphSettings
+@torch.no_grad()
+def learn_rows(
+    weights: Tensor, me: Tensor, similarity: Tensor, confidence: Tensor, members: Tensor, settings: GraphSettings
 ) -> Tensor:
-    """The row of client `me` after one round of CGL: E_g steps on the graph loss, each followed by the projection.
+    """One round of CGL for many clients at once, one row each: E_g steps on the graph loss, each then projected.
 
         paper     w ← Proj(w − η ∇)
         released  a step of a new Adam (betas 0.5 and 0.999) at every call: the first step moves every w_j by η
                   against the sign of its gradient
 
-    Only the client itself and its neighbours take part. All others get weight 0, and their entries in `heads`,
-    `weights` and `confidence` are not used: nothing was received from them. A client without neighbours keeps all the
-    weight.
-
-    Args:
-        weights: (M,), the present row. The projection makes up for the share of missing neighbours.
-        me: the client's own position in the row.
-        heads: (M, K, D), the weights of the received heads and its own; on any device. The rest is on one device.
-        confidence: (M,), γ_j = n_j / Σ n, or that times M (`GraphSettings.confidence`).
-        neighbours: (M,) booleans, whose letters arrived; the value at `me` does not matter.
-
-    Returns:
-        (M,), a new row ≥ 0 that sums to 1.
-    """
-    similarity = torch.ones_like(weights)
-    if settings.use_similarity:
-        similarity = head_similarity(heads[me], heads, settings.form).to(weights)
-    return learn_rows(weights, torch.tensor(me), similarity, confidence, neighbours, settings)
-
-
-@torch.no_grad()
-def learn_rows(
-    weights: Tensor, me: Tensor, similarity: Tensor, confidence: Tensor, members: Tensor, settings: GraphSettings
-) -> Tensor:
-    """One round of CGL (see `learn_weights`) for many clients at once, one row each.
+    Only the client itself and its members take part. All others get weight 0, and their entries are not used: nothing
+    was received from them. A client without members keeps all the weight.
 
     The result for a row depends on that row alone: every sum is along it, in an order that depends only on its length.
     Shorter rows are padded with entries that are not members.
 
     Args:
-        weights: (..., n), the present rows.
+        weights: (..., n), the current rows. The projection makes up for the share of missing neighbours.
         me: (...), each client's own position in its row.
         similarity: (..., n), see `head_similarity`; the value at `me` does not matter.
         confidence: (..., n), γ_j = n_j / Σ n, or that times M (`GraphSettings.confidence`).
-        members: (..., n) booleans, who takes part; the client itself always does. Other entries are not used.
+        members: (..., n) booleans, who takes part; the client itself always does.
 
     Returns:
-        (..., n), rows ≥ 0 that sum to 1, with 0 for those who do not take part.
+        (..., n), rows ≥ 0 that sum to 1, with 0 for non-members.
     """
     own = _own(weights, me)
     members = members | own
@@ -200,7 +178,7 @@ def learn_rows(
             mean = beta1 * mean + (1 - beta1) * direction
             square = beta2 * square + (1 - beta2) * direction.square()
             direction = mean / (1 - beta1**step) / ((square / (1 - beta2**step)).sqrt() + ADAM_EPS)
-        # At −∞, the projection gives them 0.
+        # The projection turns −∞ into 0.
         moved = (weights - settings.step_size * direction).masked_fill(~members, -torch.inf)
         weights = project_to_simplex(moved)
     return weights
@@ -210,7 +188,7 @@ def _relative(similarity: Tensor, own: Tensor, members: Tensor, settings: GraphS
     """s_j of a client and its neighbours, with s_me = 1.
 
     The released form divides by the largest similarity among the neighbours. If that is not positive, or so small that
-    it is rounding noise, the division could reverse the order. Then the similarities stay as they are.
+    it is rounding noise, the division could reverse the order, so the similarities are left unchanged.
     """
     if settings.use_similarity and settings.form == "released":
         largest = similarity.masked_fill(own | ~members, -torch.inf).amax(dim=-1, keepdim=True)
@@ -221,15 +199,15 @@ def _relative(similarity: Tensor, own: Tensor, members: Tensor, settings: GraphS
 # The similarities of many heads at once
 
 Pairs = tuple[Tensor, Tensor]
-"""Whom each of B clients is compared with: where its section of the list starts (B + 1,), and the list (P,)."""
+"""Whom each of B clients is compared with: where its section of the list starts (B + 1,), and the list itself (P,)."""
 
 
 @torch.no_grad()
 def similarities(heads: Tensor, mine: Tensor, pairs: Pairs, form: Form) -> Tensor:
     """`head_similarity` of B clients with some others, in float64, (P,).
 
-    Directions are rounded to a grid so coarse that every sum of their products is exact in float64. Then the order of
-    a sum does not matter: a similarity has the same bits, however many are computed at once and by which method.
+    Directions are rounded to a grid so coarse that every sum of their products is exact in float64. The order of a sum
+    then does not matter: a similarity has the same bits whatever the method, and however many are computed at once.
 
     Args:
         heads: (N, K, D), the weights of all available heads.
@@ -237,7 +215,7 @@ def similarities(heads: Tensor, mine: Tensor, pairs: Pairs, form: Form) -> Tenso
         pairs: whom each client is compared with, by position in `heads`.
     """
     starts, columns = pairs
-    if len(mine) + len(columns) < len(heads):  # few clients: leave out heads that nobody needs
+    if len(mine) + len(columns) < len(heads):  # few clients: drop the heads that none of them needs
         wanted, places = torch.unique(torch.cat([mine, columns]), return_inverse=True)
         heads, mine, columns = heads[wanted], places[: len(mine)], places[len(mine) :]
     dense = len(mine) * len(heads) < 16 * len(columns)
@@ -263,15 +241,15 @@ def _directions(heads: Tensor, form: Form) -> Iterator[Tensor]:
     norms = norm_or_one(heads.flatten(1)).unsqueeze(1).expand(-1, classes) if form == "paper" else norm_or_one(heads)
     # |Σ a b| ≤ K by Cauchy-Schwarz, and each product is a multiple of 4⁻ᵇ: exact while K · 4ᵇ stays below 2⁵³.
     scale = 2.0 ** min(24, (52 - (classes - 1).bit_length()) // 2)
-    features = max(64, NUMBERS // len(heads))  # small enough that memory is reused, not allocated anew
-    together = max(1, features // heads.shape[2])  # whole classes if some fit: few heads are one slice
+    features = max(64, NUMBERS // len(heads))  # small enough that the allocator reuses memory
+    together = max(1, features // heads.shape[2])  # whole classes where they fit, so a few heads are one slice
     for some, sizes in zip(torch.split(heads, together, dim=1), torch.split(norms, together, dim=1), strict=True):
         for part in torch.split(some, features, dim=2):
             yield (part / sizes.unsqueeze(2)).mul_(scale).round_().div_(scale).double().flatten(1)
 
 
 NUMBERS = 2**20
-"""How many numbers are converted to float64, or gathered, at a time."""
+"""Numbers converted to float64, or gathered, at a time."""
 
 
 def _rows(starts: Tensor) -> Tensor:
@@ -279,7 +257,7 @@ def _rows(starts: Tensor) -> Tensor:
 
 
 def _add_sampled(totals: Tensor, part: Tensor, mine: Tensor, pairs: Pairs) -> Tensor:
-    """`totals` (P,) plus the inner products of a slice; reads rows in place, only on the CPU."""
+    """`totals` (P,) plus the inner products of a slice. It reads rows in place and runs only on the CPU."""
     with warnings.catch_warnings():  # torch warns that sparse matrices are beta
         warnings.filterwarnings("ignore", message="Sparse ", category=UserWarning)
         shape = (len(mine), len(part))

@@ -1,7 +1,7 @@
-"""Keyed randomness: every draw comes from a generator that is a function of what it is for.
+"""Keyed randomness: every draw has its own generator, keyed by seed, client, round and purpose.
 
-A result then does not depend on the engine, on the order or the place in which clients run, or on a crash and a resume:
-there is no generator state to carry along.
+A result then does not depend on the engine, on where and in which order clients run, or on a crash and a resume. There
+is no generator state to carry along.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ NOBODY = -1
 """The client of a draw that belongs to the whole network (a topology, a partition)."""
 
 ALWAYS = -1
-"""The round of a draw that is made once (an initialisation)."""
+"""The round of a draw that happens once (an initialisation)."""
 
 
 def key(seed: int, client: int, round: int, purpose: str) -> int:
-    """A 63-bit integer that is fixed by (seed, client, round, purpose) and by nothing else."""
+    """A 63-bit integer that depends only on (seed, client, round, purpose)."""
     name = f"{seed}/{client}/{round}/{purpose}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 
@@ -32,8 +32,10 @@ def generator(seed: int, client: int, round: int, purpose: str) -> torch.Generat
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Inside, torch's global generator (which layers draw their first weights from) starts at `key`; then it is put
-    back as it was."""
+    """Inside, torch's global generator, from which layers draw their first weights, is seeded with `key`.
+
+    Afterwards its old state is restored.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key)
         yield

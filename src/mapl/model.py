@@ -1,4 +1,4 @@
-"""A client's model: a backbone of its own, and the parts that every client has alike (Section 3, Assumption 2)."""
+"""A client's model: its own backbone, and the parts that are alike in all clients (Section 3, Assumption 2)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class ModelSettings(BaseModel):
     backbones: tuple[str, ...] = Field(
         ("mlp", "cnn", "residual", "separable"),
         min_length=1,
-        description="Backbones that the clients draw from: known names or import paths; one alone: homogeneous.",
+        description="The clients' backbones: known names or import paths. A single one makes them homogeneous.",
     )
     assignment: Literal["round-robin", "random"] = Field(
-        "round-robin", description="Client i takes backbone i modulo their number, or one drawn by seed."
+        "round-robin", description="Client i gets backbone i modulo their number, or one drawn by seed."
     )
     embedding: int = Field(512, ge=1, description="Dimension d_z of the embedding, the same for all clients.")
     projection: int = Field(512, ge=1, description="Dimension d_p of the projections and the prototypes.")
@@ -47,7 +47,7 @@ class ModelSettings(BaseModel):
 
 
 class ClientModel(nn.Module):
-    """h = g ∘ f, with the networks beside it that the client's method asks for (`Method.uses`, `Method.modules`).
+    """h = g ∘ f, and the other networks that the client's method asks for (`Method.uses`, `Method.modules`).
 
     Every client has:
 
@@ -58,16 +58,16 @@ class ClientModel(nn.Module):
 
     - projector f_ψ: z → p (B, d_p), two layers, batch normalisation and ReLU on the hidden one
     - prototypes ξ: (K, d_p), one per class, learned like any parameter
-    - own: networks of the method's own, by name; `model.call(name, x)` runs one
+    - own: the method's own networks, by name; `model.call(name, x)` runs one
     """
 
     precision: torch.dtype | None = None
-    """Where an engine sets it, matrix products and convolutions are computed in it; all results are float32."""
+    """If an engine sets it, matrix products and convolutions are computed in this dtype; all results are float32."""
 
     projector: nn.Module
     prototypes: nn.Parameter
     frozen: frozenset[str] = frozenset()
-    """Own networks that are not trained: they take no gradient and stay in evaluation mode."""
+    """Own networks that are not trained: they get no gradient and stay in evaluation mode."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ClientModel(nn.Module):
         return getattr(self, part) is not None
 
     def add_own(self, modules: Mapping[str, nn.Module], frozen: Collection[str] = ()) -> None:
-        """Add networks of the method's own, by name; those in `frozen` are not trained."""
+        """Add the method's own networks, by name; those in `frozen` are not trained."""
         self.own.update(modules)
         self.frozen = frozenset(frozen)
         for name in self.frozen:
@@ -140,11 +140,11 @@ class Shapes:
     embedding: int
     """d_z"""
     backbone: int
-    """How many numbers of the backbone can be averaged: parameters and batch-normalisation statistics."""
+    """The number of values in the backbone that can be averaged: parameters and batch-normalisation statistics."""
 
     @property
     def head(self) -> int:
-        """Numbers of the head: weight and bias."""
+        """The number of values in the head: weight and bias."""
         return self.classes * (self.embedding + 1)
 
     @staticmethod
@@ -155,7 +155,7 @@ class Shapes:
 
 
 def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> list[int]:
-    """Which of the backbones each client has."""
+    """The index of each client's backbone."""
     if settings.assignment == "round-robin":
         return [i % backbones for i in range(clients)]
     draw = generator(seed, NOBODY, ALWAYS, "backbones")
@@ -163,13 +163,13 @@ def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> 
 
 
 def find_backbone(name: str) -> Backbone:
-    """The backbone of that name or import path, also of another library: torchvision.models:resnet18, timm:resnet18."""
+    """The backbone with that name or import path, such as torchvision.models:resnet18 or timm:resnet18."""
     module, _, model = name.partition(":")
     if module == "timm" and model:
         return timm_model(model)
     backbone: Backbone = find("backbone", name, mapl.backbones)
     if not callable(backbone):
-        raise MaplError(f"backbone {name!r} is no backbone: it should be a function of (image shape, embedding)")
+        raise MaplError(f"backbone {name!r} is not a backbone: it should be a function of (image shape, embedding)")
     return adapted(name, backbone) if model else backbone
 
 
@@ -184,7 +184,7 @@ def build(
     uses: Collection[str] = (PROJECTOR, PROTOTYPES),
     check: bool = True,
 ) -> ClientModel:
-    """The model of one client; its first weights depend on the seed and on its number, or on its architecture alone.
+    """One client's model. Its first weights depend on seed and client, or with `common_start` on seed and backbone.
 
     `uses` names the optional parts to keep (`Method.uses`). `check` runs the model on images of that shape; once per
     backbone is enough.
@@ -194,20 +194,20 @@ def build(
         if settings.common_start
         else key(seed, client, ALWAYS, "weights")
     )
-    # torch's initialisers read the global generator: lend it our key, and give it back as it was.
+    # torch's initialisers use the global generator: seed it with our key, then restore it.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start)
         network = backbone(image, settings.embedding)
         if not isinstance(network, nn.Module):
-            raise MaplError(f"backbone {name!r} made a {type(network).__name__}, not a torch.nn.Module")
-        # The projector is drawn even where it is not kept: a head's first weights do not depend on the method.
+            raise MaplError(f"backbone {name!r} returned a {type(network).__name__}, not a torch.nn.Module")
+        # Drawn even if it is not kept, so that a head's first weights do not depend on the method.
         projector = _projector(settings)
         model = ClientModel(network, nn.Linear(settings.embedding, classes))
         if PROJECTOR in uses:
             model.projector = projector
         if PROTOTYPES in uses:
             model.prototypes = nn.Parameter(_first_prototypes(settings, classes, seed, client))
-    if check or any(map(is_lazy, model.parameters())):  # a first call is what makes lazy layers
+    if check or any(map(is_lazy, model.parameters())):  # lazy layers get their shapes in a first call
         _check_output(name, model, image, settings.embedding)
     return model
 
@@ -229,7 +229,7 @@ def _first_prototypes(settings: ModelSettings, classes: int, seed: int, client: 
 
 
 def architecture(backbone: nn.Module) -> str:
-    """What two backbones must have in common to be averaged: the names and shapes of all their tensors."""
+    """A fingerprint of the names and shapes of all tensors: backbones can be averaged if it is equal."""
     return fingerprint({name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items()})
 
 
@@ -242,8 +242,8 @@ def _check_output(name: str, model: ClientModel, image: tuple[int, int, int], em
         except (RuntimeError, ValueError, TypeError) as error:
             raise MaplError(f"backbone {name!r} cannot take images of shape {image}: {error}") from error
     model.train(training)
-    made = f"tensors {tuple(output.shape[1:])}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    actual = f"tensors {tuple(output.shape[1:])}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
     if not isinstance(output, Tensor) or output.shape != (2, embedding):
         raise MaplError(
-            f"backbone {name!r} maps images {image} to {made}, but model.embedding wants vectors of {embedding}"
+            f"backbone {name!r} maps images {image} to {actual}, but model.embedding wants vectors of {embedding}"
         )

@@ -1,1 +1,1 @@
-"""Methods: one a file. What a client minimises, what it is willing to share, and what it does with what it hears."""
+"""Methods, one per file: what a client minimises, what it shares, and what it does with the letters it reads."""

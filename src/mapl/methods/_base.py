@@ -1,4 +1,4 @@
-"""What a method is. A new one is a subclass of `Method` in one file, here or anywhere (`package.module:Name`)."""
+"""Base of all methods. A new one is a subclass of `Method` in one file, here or anywhere (`package.module:Name`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mapl.network import Inbox, Letter, Spec, specs
 
 
 class MethodSettings(BaseModel):
-    """The method, and what it can be set to."""
+    """The method and its settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -27,8 +27,8 @@ S = TypeVar("S", bound=MethodSettings)
 class Method(ABC, Generic[S]):
     """Every round a client trains on `loss`, writes a `letter`, reads the letters it `wants`, and `absorb`s them.
 
-    A method is node-local: it is given one client and that client's inbox. Whatever it keeps between rounds lives in
-    `client.state` or in the model, in tensors that are updated in place; then checkpoints, engines and real networks
+    A method is node-local: it sees one client and that client's inbox. What it keeps between rounds lives in
+    `client.state` or in the model, in tensors that are updated in place. Checkpoints, engines and real networks then
     need to know nothing about it.
     """
 
@@ -37,46 +37,49 @@ class Method(ABC, Generic[S]):
     views: ClassVar[int] = 1
     """How many augmented views of each image a training step sees."""
     augmentation: ClassVar[Literal["contrastive", "plain"]] = "plain"
-    """Which of the recipe's two augmentations makes those views."""
+    """Which of the recipe's two augmentations creates those views."""
 
     homogeneous: ClassVar[bool] = False
-    """Whether it needs every client to have the same architecture."""
+    """Whether all clients must have the same architecture."""
     without_letters: ClassVar[str] = ""
-    """A simpler method that this one equals, to the bit, on the empty network; so one control arm serves both."""
+    """A simpler method that this one equals, to the bit, on the empty network. One control arm then serves both."""
     unread_without_letters: ClassVar[frozenset[str]] = frozenset()
-    """Settings that change nothing, to the bit, on the empty network; so one control arm serves all their values."""
+    """Settings that change no bit on the empty network. One control arm then serves all their values."""
 
     draws: ClassVar[bool] = False
-    """Whether its loss draws random numbers from torch's global generator. Then clients on a CPU train one by one."""
+    """Whether its loss draws from torch's global random generator. Then clients on a CPU train one by one."""
     dry_run: ClassVar[bool] = True
-    """Whether its loss can be run on meaningless numbers, as a GPU does to build kernels early. Set it to False where
+    """Whether its loss can run on meaningless numbers, as it does on a GPU to build kernels early. Set it to False if
     computed values are used as indices."""
     answers_with: ClassVar[tuple[str, ...]] = ("backbone",)
-    """The networks whose outputs for the test images `scores` is given: the backbone, and own ones by name."""
+    """The networks whose outputs for test images are passed to `scores`: the backbone, and own ones by name."""
 
     def __init__(self, settings: S):
         self.settings = settings
 
     def uses(self) -> Collection[str]:
-        """The optional parts of a client's model that it needs: "projector", "prototypes", both or none."""
+        """The optional parts of a client's model that the method needs: "projector", "prototypes", both or none."""
         return ()
 
     def modules(self, client: Client) -> dict[str, nn.Module]:
-        """Networks of its own beside the backbone, by name: each maps a batch of tensors to a batch of tensors.
+        """The method's own networks besides the backbone, by name. Each maps a batch of tensors to a batch of tensors.
 
         Called once, when the client is built. They are trained, checkpointed and exported with the rest of the model;
-        `client.model.call(name, x)` runs one. Their first weights are keyed by (seed, client); for the same ones
-        everywhere, draw them inside `mapl.keys.seeded(key(client.seed, NOBODY, ALWAYS, …))`.
+        `client.model.call(name, x)` runs one. Their first weights are keyed by (seed, client). For the same weights in
+        every client, draw them inside `mapl.keys.seeded(key(client.seed, NOBODY, ALWAYS, …))`.
         """
         return {}
 
     def learning_rates(self) -> dict[str, float]:
-        """Learning rates of own networks, by name, where they differ from the recipe's. 0 freezes a network: it takes
-        no gradient and stays in evaluation mode, and `absorb` or `start_epoch` may copy values into it."""
+        """Learning rates of own networks, by name, where they differ from the recipe's.
+
+        0 freezes a network: it gets no gradient and stays in evaluation mode. `absorb` or `start_epoch` may copy values
+        into it.
+        """
         return {}
 
     def prepare(self, client: Client) -> None:
-        """Put into `client.state` what the method will keep there. Called once, before the first round."""
+        """Fill `client.state` with what the method keeps there. Called once, before the first round."""
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:
         """Called before every local epoch; a round has `train.epochs` of them, counted from 0."""
@@ -85,89 +88,90 @@ class Method(ABC, Generic[S]):
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The terms of the loss, by name; their sum is minimised.
 
-        images: (views · B, C, H, W), view after view; labels: (views · B,), repeated likewise.
+        images: (views · B, C, H, W), view after view; labels: (views · B,), repeated in the same way.
         """
 
     def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
-        """What test images are classified by, (n, K): the head's logits, unless a method knows better.
+        """The scores (n, K) that classify test images: by default, the head's logits.
 
-        outputs: of every network in `answers_with`, what it made of the test images; "backbone" has z (n, d_z).
+        outputs: for every network in `answers_with`, its output for the test images; "backbone" has z (n, d_z).
         """
         return client.model.classify(outputs["backbone"])
 
     def wants(self, client: Client, round: int) -> Tensor:
-        """Of `client.neighbours`, those whose letters it asks for this round (sorted ids). By default nobody's.
+        """Which of `client.neighbours` the client asks for a letter this round (sorted ids). Default: none.
 
-        It changes nothing: it may be called more than once per round.
+        It must not change anything, because it may be called more than once per round.
         """
         return client.neighbours[:0]
 
     def letter(self, client: Client, round: int) -> Letter | None:
-        """What the client is willing to share with whoever asks; None: nothing, which is the default.
+        """What the client shares with anyone who asks. None, the default, shares nothing.
 
-        It changes nothing. Called once per round for a client that has neighbours, whether or not anybody asks.
+        It must not change anything. Called once per round for a client with neighbours, whether or not anyone asks.
         """
         return None
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
-        """What the letters look like that this node reads: each tensor's shape and dtype, by name.
+        """The structure of the letters that this node reads: each tensor's shape and dtype, by name.
 
-        By default they look like the letter that the node itself writes. A transport that takes letters from outside
-        drops whatever looks different.
+        By default, that of the letter that the node itself writes. A transport that takes letters from outside drops
+        any that differ.
         """
         letter = self.letter(node, round) if isinstance(node, Client) else None
         return specs(letter.tensors) if letter else {}
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
-        """Adjust to what was heard. Any letter may be missing; the inbox is empty when none arrived."""
+        """Adjust the client to the letters it received. Any may be missing; if none arrived, the inbox is empty."""
 
     def absorb_all(self, round: int, pairs: Iterable[tuple[Client, Inbox]]) -> None:
-        """`absorb` of many clients that live in one process, each with its own inbox: called once a round.
+        """`absorb` for many clients in one process, each with its own inbox. Called once per round.
 
-        A method may override it to compute for all of them at once, for speed alone. It stays node-local: what becomes
-        of a client depends on that client and its inbox, as if `absorb` had been called for each in turn, and
-        tests/test_absorb_all.py holds every method to that, to the bit.
+        A method may override it to compute for all of them at once, for speed only. It stays node-local: the result for
+        a client depends only on that client and its inbox, as if `absorb` were called for each in turn.
+        tests/test_absorb_all.py checks this for every method, to the bit.
         """
         for client, inbox in pairs:
             self.absorb(client, round, inbox)
 
     def weights(self, client: Client) -> Peers | None:
-        """The client's row of the mixing matrix W, for the record; None where the method has none."""
+        """The client's row of the mixing matrix W, for the record; None if the method has none."""
         return None
 
 
 class Centralised(Method[S]):
-    """A method with a server in the middle: clients write to it, it aggregates, and it writes back.
+    """A method with a server: clients write to it, it aggregates, and it writes back.
 
-    The server reaches every client, but on the empty network nobody. It sees letters alone, like any other node.
+    The server reaches every client, except on the empty network, where it reaches none. Like any node, it sees only
+    letters.
     """
 
     personal: ClassVar[bool] = False
-    """Whether the server writes a letter of its own to each client, or the same to all."""
+    """Whether the server writes a separate letter to each client, or the same one to all."""
     opens: ClassVar[bool] = False
     """Whether the server writes to all clients once, in the first round, before they write to it."""
 
     def wants(self, client: Client, round: int) -> Tensor:
-        """The server's letter; its neighbours are the server alone, or nobody."""
+        """The server's letter: the server is the only neighbour, if there is one."""
         return client.neighbours
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
-        """What the letters look like that this node reads: a server the clients' letters, a client the reply."""
+        """The structure of the letters that this node reads: the server reads clients' letters, a client the reply."""
         raise TypeError(f"{type(self).__name__} does not say what its letters look like: give it a schema() method")
 
     @abstractmethod
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
-        """What the server makes of the clients' letters (one at least), as named tensors."""
+        """The server's aggregate of the clients' letters (at least one), as named tensors."""
 
     def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
-        """What the server writes back: the aggregate, unless a method has something personal to say.
+        """What the server writes back: by default, the aggregate.
 
-        A personal reply goes to those alone whose letters arrived.
+        A personal reply goes only to clients whose letters arrived.
         """
         return server.letter(round, aggregate)
 
     def opening(self, server: Server) -> Letter:
-        """What the server writes to all clients once, where the method `opens`."""
+        """What the server writes to all clients once, if the method `opens`."""
         raise TypeError(f"{type(self).__name__} opens but writes no letter: give it an opening() method")
 
     def answer(self, client: Client, inbox: Inbox) -> Letter:
@@ -179,4 +183,4 @@ class Centralised(Method[S]):
         raise TypeError(f"{type(self).__name__} opens but does not say with what: give it an opening_schema() method")
 
     def settle(self, server: Server, inbox: Inbox) -> None:
-        """What the server makes of the answers. Some may be missing."""
+        """Process the answers on the server. Some may be missing."""

@@ -1,4 +1,4 @@
-"""Many clients at once: who each of them heard, end to end, and sums over that whose order is always the same."""
+"""Many clients at once: whom each of them heard, concatenated, and sums over them in a fixed order."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mapl.client import Client, Peers
 from mapl.network import Inbox
 
 MOST = 2**20
-"""Members of the circles that are worked on at a time: some hundred MiB."""
+"""Members of circles that are processed at a time: some hundred MiB."""
 CACHED = 2**18
-"""Numbers (1 MiB) that the cache of a core holds."""
+"""Numbers (1 MiB) that fit into the cache of a core."""
 
 Pair = tuple[Client, Inbox]
 
 
 def groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """Clients with letters to read, those of one delivery together, and not too many at a time."""
+    """Clients with letters to read, grouped by delivery, with at most about `MOST` members per group."""
     group: list[Pair] = []
     members = 0
     for client, inbox in pairs:
@@ -41,9 +41,9 @@ def groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 class Circles:
-    """The circle of each of B clients: those whose letters it reads and itself, in the order of client numbers.
+    """The circle of each of B clients: itself and those whose letters it reads, in the order of client numbers.
 
-    Circles lie end to end in arrays of P members; that of client b is `starts[b]` to `starts[b + 1]`.
+    Circles are concatenated in arrays of P members. That of client b is `starts[b]` to `starts[b + 1]`.
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
@@ -58,17 +58,17 @@ class Circles:
         of = np.repeat(np.arange(len(own)), counts)
         before = senders < own[of]
         self.me: NDArray[np.int64] = np.add.reduceat(before, self.starts[:-1] - np.arange(len(own)), dtype=np.int64)
-        """(B,) where in its circle each client stands."""
+        """(B,) each client's position in its circle."""
         self._mine = self.starts[:-1] + self.me
         self.is_me = np.zeros(self.starts[-1], dtype=bool)
         """(P,) whether a member is the client itself."""
         self.is_me[self._mine] = True
         self._theirs = np.arange(len(senders)) + of + ~before
         self.ids = self.spread(senders, own)
-        """(P,) everybody's number."""
+        """(P,) the client number of each member."""
 
     def spread(self, theirs: NDArray[np.int64], mine: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(P,) from what there is to say of each letter, and of each client itself, (B,)."""
+        """(P,) from one value per letter, and one per client itself (B,)."""
         result = np.empty(len(theirs) + len(mine), dtype=np.int64)
         result[self._theirs], result[self._mine] = theirs, mine
         return result
@@ -79,38 +79,38 @@ class Circles:
 
     @cached_property
     def _places(self) -> NDArray[np.int64]:
-        """(P,) where each member stands among the peers that the client has met: it has met all who wrote to it."""
+        """(P,) each member's position among the peers that the client has met. It has met all who wrote to it."""
         result = np.empty(len(self.ids), dtype=np.int64)
         for client, start, end in self.spans():
             result[start:end] = client.peers.places(self.ids[start:end])
         return result
 
     def read(self, of: Callable[[Peers], NDArray[Any]]) -> NDArray[np.float64]:
-        """(P,) what each client knows of the members of its circle."""
+        """(P,) what each client knows about the members of its circle."""
         result = np.empty(len(self.ids))
         for client, start, end in self.spans():
             result[start:end] = of(client.peers)[self._places[start:end]]
         return result
 
     def write_weights(self, values: NDArray[np.float64]) -> None:
-        """How much each client listens to the members of its circle from now on."""
+        """Set how much each client listens to the members of its circle."""
         for client, start, end in self.spans():
             client.peers.weights[self._places[start:end]] = values[start:end]
 
     def table(self, name: str, own: Callable[[Client], Tensor]) -> Table:
-        """Where to read the letters' tensors of that name, and each client's `own`."""
+        """The letters' tensors of that name, and each client's own, from `own` if it is not among them."""
         stack, rows = self.letters.rows(name)
         mine = self.letters.own_rows(name, torch.tensor([client.id for client in self.clients])).numpy()
-        silent = np.flatnonzero(mine < 0)  # who wrote to nobody
+        silent = np.flatnonzero(mine < 0)  # their own tensor is not in the stack
         if len(silent):
             mine[silent] = len(stack) + np.arange(len(silent))
             stack = torch.cat([stack, torch.stack([own(self.clients[b]).detach() for b in silent.tolist()])])
         return Table(stack, rows.numpy(), mine)
 
     def widths(self) -> Iterator[Padded]:
-        """The circles in rectangles: those of like size, filled up to the next power of 2.
+        """The circles as rectangles: those of similar size together, padded to the next power of 2.
 
-        That width depends on a circle's own size alone, and so does the order of every sum along it.
+        That width depends only on a circle's own size, and so does the order of every sum along it.
         """
         width = 2 ** np.ceil(np.log2(self.sizes)).astype(np.int64)
         for wide in np.unique(width):
@@ -118,14 +118,14 @@ class Circles:
 
     @torch.no_grad()
     def mix(self, table: Table, weights: NDArray[np.float64], into: list[Tensor]) -> None:
-        """Σ_j w_j x_j over each circle, one term after the other in the order of client numbers, written to `into`."""
+        """Write Σ_j w_j x_j over each circle to `into`, adding one term at a time in the order of client numbers."""
         rows = table.stack.flatten(1)
         device, features = rows.device, rows.shape[1]
         index, starts = (
             torch.from_numpy(array).to(device) for array in (self.spread(table.theirs, table.mine), self.starts)
         )
         share = torch.from_numpy(weights).to(rows)
-        # Where rows are read again and again, a slice of the features that a cache can hold; or a slice of the clients.
+        # If rows are read many times, slice the features so that they fit into a cache; otherwise slice the clients.
         often = rows.is_cpu and len(index) > 16 * len(rows)
         wide = max(32, CACHED // len(rows)) if often else features
         tall = len(into) if often else max(1, 16 * CACHED // features)
@@ -149,13 +149,13 @@ class Circles:
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors of one name: those of the letters, and after them those of clients that wrote none."""
+    """Tensors of one name: those of the letters, then those of clients that wrote none."""
 
     stack: Tensor
     theirs: NDArray[np.int64]
-    """Where the tensor of each letter lies."""
+    """The row of each letter's tensor."""
     mine: NDArray[np.int64]
-    """Where each client's own lies."""
+    """The row of each client's own tensor."""
 
 
 class Padded:
@@ -165,18 +165,18 @@ class Padded:
         sizes = circles.sizes[which]
         self.width = width
         self.me = torch.from_numpy(circles.me[which])
-        """(b,)"""
+        """(b,) each client's position in its row."""
         column = np.arange(width)
         self.members = torch.from_numpy(column < sizes[:, None])
-        """(b, width) booleans."""
+        """(b, width) booleans, false for padding."""
         self._flat = (circles.starts[which][:, None] + column)[self.members.numpy()]
 
     def rectangle(self, flat: NDArray[np.float64]) -> Tensor:
-        """(b, width) from (P,), with zeros where a row has ended."""
+        """(b, width) from (P,), padded with zeros."""
         result = np.zeros(self.members.shape)
         result[self.members.numpy()] = flat[self._flat]
         return torch.from_numpy(result)
 
     def write(self, flat: NDArray[np.float64], rectangle: Tensor) -> None:
-        """And back, in place."""
+        """The inverse: copy a rectangle into `flat` (P,), in place."""
         flat[self._flat] = rectangle.cpu().numpy()[self.members.numpy()]

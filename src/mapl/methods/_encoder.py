@@ -1,4 +1,4 @@
-"""The encoder that FLT's server trains on images of its own and sends to all clients."""
+"""The encoder that FLT's server trains on its own images and sends to all clients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mapl.plugins import find
 
 Image = tuple[int, int, int]
 SYNTHETIC = "synthetic"
-"""The name of images that are drawn, for a server that has none."""
+"""The source of randomly drawn images, for a server that has none."""
 MOST_IMAGES = 2000
 BATCH = 100
 
 
 def check_source(source: str) -> None:
-    """Refuse a name that no images go by."""
+    """Refuse an unknown source of images."""
     if source != SYNTHETIC:
         find("data set", source, mapl.data.sources)
 
@@ -40,27 +40,27 @@ def trained_encoder(server: Server, latent: int, source: str, epochs: int) -> nn
     images = synthetic(image, draw) if source == SYNTHETIC else published(source, image, server.data_folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(server.seed, server.id, ALWAYS, "encoder's weights"))
-        made = encoder(image, latent)
+        network = encoder(image, latent)
         decoder = nn.Sequential(nn.Linear(latent, 256), nn.ReLU(), nn.Linear(256, math.prod(image)), nn.Sigmoid())
-    optimizer = torch.optim.Adam([*made.parameters(), *decoder.parameters()], 1e-3)
+    optimizer = torch.optim.Adam([*network.parameters(), *decoder.parameters()], 1e-3)
     for _ in range(epochs):
         for batch in torch.split(torch.randperm(len(images), generator=draw), BATCH):
             optimizer.zero_grad()
-            loss = mse_loss(decoder(made(images[batch])), images[batch].flatten(1))
+            loss = mse_loss(decoder(network(images[batch])), images[batch].flatten(1))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    return made
+    return network
 
 
 def synthetic(image: Image, draw: torch.Generator) -> Tensor:
-    """Smooth random patterns (n, C, H, W): a few blurred strokes on a dark ground, of no class at all."""
+    """Smooth random patterns (n, C, H, W): a few blurred strokes on a dark background, without classes."""
     channels, height, width = image
     coarse = torch.rand(MOST_IMAGES, channels, 4, 4, generator=draw)
     return interpolate(coarse, (height, width), mode="bilinear").sub(0.5).mul(3).clamp(0, 1)
 
 
 def published(source: str, image: Image, folder: Path | None) -> Tensor:
-    """The first images of another data set, in the size and number of channels at hand, scaled to [0, 1]."""
+    """The first images of another data set, resized to `image` (C, H, W) and scaled to [0, 1]."""
     channels, height, width = image
     dataset = find("data set", source, mapl.data.sources)().load(DataSettings(name=source, folder=folder))
     pixels = dataset.train.pixels[:MOST_IMAGES].float() / 255

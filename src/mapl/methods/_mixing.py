@@ -1,4 +1,4 @@
-"""Averages: what the methods that mix tensors share. Rows are always in the order of client numbers."""
+"""Averages, for the methods that mix tensors. Rows are always in the order of client numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mapl.network import Inbox
 
 
 def with_me(client: Client, inbox: Inbox) -> tuple[Tensor, int]:
-    """The ids of all who wrote and of the client itself, sorted, and where the client stands among them."""
+    """The sorted ids of all senders and of the client itself, and the client's position among them."""
     me = int((inbox.senders < client.id).sum())
     return insert(inbox.senders, torch.tensor(client.id), me), me
 
@@ -21,21 +21,21 @@ def insert(rows: Tensor, row: Tensor, position: int) -> Tensor:
 
 
 def mixed(weights: Tensor, stacked: Tensor) -> Tensor:
-    """Σ_j w_j x_j for weights (n,) and stacked (n, …); for a matrix of weights (m, n) one such sum a row, (m, …).
+    """Σ_j w_j x_j for weights (n,) and stacked (n, …). For a matrix of weights (m, n), one such sum per row: (m, …).
 
-    Weights are bookkeeping, which stays on the CPU; what they weigh may be on a GPU, and so is the result.
+    Weights live on the CPU. `stacked` may be on a GPU, and then so is the result.
     """
     result: Tensor = torch.tensordot(weights.to(stacked), stacked, dims=1)
     return result
 
 
 def row_of(client: int, clients: Tensor, rows: Tensor) -> Tensor:
-    """The row of `rows` (n, …) that belongs to a client, where `clients` (n,) says whose each is."""
+    """The row of `rows` (n, …) that belongs to a client; `clients` (n,) has the client of each row."""
     return rows[int((clients == client).nonzero())]
 
 
 def weighted_mean(weights: Tensor, stacked: Tensor) -> Tensor:
-    """Σ_j w_j x_j / Σ_j w_j for weights (n,), of any positive sum, and stacked (n, …)."""
+    """Σ_j w_j x_j / Σ_j w_j for weights (n,) with any positive sum, and stacked (n, …)."""
     return mixed(weights.double() / weights.sum(), stacked)
 
 
@@ -45,7 +45,7 @@ def shared_tensors(*modules: nn.Module) -> list[Tensor]:
 
 
 def flatten(*modules: nn.Module) -> Tensor:
-    """All that can be averaged of some modules, as one vector."""
+    """All tensors of the modules that can be averaged, as one vector."""
     return torch.cat([tensor.detach().flatten() for tensor in shared_tensors(*modules)])
 
 

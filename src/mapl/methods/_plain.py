@@ -1,4 +1,4 @@
-"""Plain training: what Local and the baselines that only mix weights have in common."""
+"""Plain training, for Local and for the baselines that only mix weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mapl.network import Inbox, Letter, Spec
 
 
 class Plain(Method[S]):
-    """Cross-entropy on one plainly augmented view; so on the empty network it is Local."""
+    """Cross-entropy on one plainly augmented view. On the empty network, that is Local."""
 
     without_letters = "local"
 
@@ -21,7 +21,7 @@ class Plain(Method[S]):
 
 
 class WholeModels(Plain[S], Centralised[S]):
-    """Plain training; whole models go to the server, and what comes back takes their place.
+    """Plain training. Clients send whole models to the server, and the reply replaces them.
 
     Letter, both ways: backbone and head (θ + φ) as one vector `model`, batch-normalisation statistics included.
     """

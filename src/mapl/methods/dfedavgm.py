@@ -23,12 +23,12 @@ class DFedAvgMSettings(MethodSettings):
 class DFedAvgM(Plain[DFedAvgMSettings]):
     """Peers mix whole models with a doubly stochastic matrix.
 
-    Its paper trains by SGD with heavy-ball momentum whose buffer starts anew each round: `train.optimizer = "sgd"` with
+    Its paper trains by SGD with heavy-ball momentum and resets the momentum every round: `train.optimizer = "sgd"` with
     `train.reset = true`. With `train.optimizer = "adam"` it trains like the other methods. The recipe records which.
 
     W is Metropolis–Hastings, w_ij = 1 / (1 + max(d_i, d_j)), which is uniform on the full mesh.
 
-    Letter: backbone and head (θ + φ) as one vector `model`, and how many neighbours the sender has, `degree`.
+    Letter: backbone and head (θ + φ) as one vector `model`, and the sender's number of neighbours, `degree`.
     """
 
     name = "dfedavgm"

@@ -24,7 +24,7 @@ class FedAvg(WholeModels[FedAvgSettings]):
 
     Letter, both ways: backbone and head (θ + φ) as one vector `model`, batch-normalisation statistics included.
 
-    Differs from its paper: every client takes part in every round, and clients start from weights of their own unless
+    Differs from its paper: every client takes part in every round, and clients start from their own weights unless
     `model.common_start` is set (the first average makes them equal).
     """
 

@@ -33,15 +33,15 @@ class FedClassAvgSettings(MethodSettings):
 
 
 class FedClassAvg(Centralised[FedClassAvgSettings]):
-    """A server averages heads, weighted by numbers of samples; embeddings are trained by contrast.
+    """A server averages heads, weighted by numbers of samples; embeddings are trained with a contrastive loss.
 
-    Loss: supervised contrast of the embeddings of two views, cross-entropy of the first view, and
+    Loss: supervised contrastive loss of the embeddings of two views, cross-entropy of the first view, and
     μ/2 · Σ MSE(head parameter, its value at the round's start).
 
     Letter, both ways: weight and bias of the head (φ) as one vector `head`.
 
-    Differs from the authors' program: it leaves the last term out of the first batch of a round, where it is zero with
-    zero gradient anyway.
+    Differs from the authors' program, which omits the last term in the first batch of a round. The term and its
+    gradient are zero there anyway.
     """
 
     name = "fedclassavg"
@@ -88,7 +88,7 @@ class FedClassAvg(Centralised[FedClassAvgSettings]):
 
 
 def raw_contrastive(embedding: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """FedClassAvg's own contrast: inner products of raw embeddings / τ, log outside the sum, times τ/0.07.
+    """FedClassAvg's own contrastive loss: inner products of raw embeddings / τ, log outside the sum, times τ/0.07.
 
     embedding: (B, d_z); labels: (B,). A sample without a positive contributes 0.
     """

@@ -32,12 +32,12 @@ class FedProtoSettings(MethodSettings):
 
 
 class FedProto(Centralised[FedProtoSettings]):
-    """A server averages each class's mean embedding; embeddings are drawn to those averages.
+    """A server averages each class's mean embedding; embeddings are pulled towards those averages.
 
     Loss: cross-entropy + λ · MSE(embedding, global prototype of its class), 0 for a class that has none yet.
 
-    Letter, both ways: `prototypes` (K, d_z) and, for each class, how many clients or samples stand behind it, `held`
-    (K,). A client's prototypes are the mean embeddings of its last local epoch, as they were met in training.
+    Letter, both ways: `prototypes` (K, d_z) and `held` (K,), the number of clients or samples behind each of them. A
+    client's prototypes are the mean embeddings of its last local epoch, as computed during training.
     """
 
     name = "fedproto"
@@ -45,7 +45,7 @@ class FedProto(Centralised[FedProtoSettings]):
     without_letters = "local"
 
     def prepare(self, client: Client) -> None:
-        weight = client.model.head.weight.detach()  # (K, d_z), and on the device where the loss is computed
+        weight = client.model.head.weight.detach()  # (K, d_z), on the device where the loss is computed
         classes = len(weight)
         client.state["sums"] = torch.zeros_like(weight)
         client.state["counts"] = weight.new_zeros(classes, dtype=torch.int64)
@@ -95,5 +95,5 @@ class FedProto(Centralised[FedProtoSettings]):
             return by_head
         known = client.state["known"] > 0
         by_prototype = -torch.cdist(embedding, client.state["prototypes"]).masked_fill(~known, torch.inf)
-        # Before the first letter no class has a prototype. Chosen on the device: a step never waits for a value.
+        # Before the first letter no class has a prototype. `where` runs on the device, so nothing waits for a value.
         return torch.where(known.any(), by_prototype, by_head)

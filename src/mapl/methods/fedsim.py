@@ -23,11 +23,11 @@ class FedSimSettings(MethodSettings):
 class FedSim(Plain[FedSimSettings], Centralised[FedSimSettings]):
     """A server averages heads, weighted by numbers of batches; backbones stay personal.
 
-    Shared and personal part are trained together by one optimiser ("simultaneous").
+    One optimiser trains the shared and the personal part together ("simultaneous").
 
     Letter: weight and bias of the head (φ) as one vector `head`; to the server also the number of `batches`.
 
-    Differs from its paper: there the shared part is most of the network; in MAPL's comparison it is the head, so that
+    Differs from its paper: there the shared part is most of the network. In MAPL's comparison it is the head, so
     backbones may differ.
     """
 
@@ -35,7 +35,7 @@ class FedSim(Plain[FedSimSettings], Centralised[FedSimSettings]):
     Settings = FedSimSettings
 
     def prepare(self, client: Client) -> None:
-        # Counted inside a training step, so it lives where the model does.
+        # Counted inside a training step, so it lives on the model's device.
         client.state["batches"] = client.model.head.weight.new_zeros(1, dtype=torch.int64)
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:

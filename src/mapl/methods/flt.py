@@ -21,7 +21,7 @@ from mapl.network import Inbox, Letter, Spec, specs
 __all__ = ["FLT"]
 
 FEWEST = 3
-"""Centres that can be mapped to the plane, at the least."""
+"""The fewest centres that can be mapped to the plane."""
 
 
 class FLTSettings(MethodSettings):
@@ -37,18 +37,18 @@ class FLTSettings(MethodSettings):
 
 
 class FLT(WholeModels[FLTSettings]):
-    """Once, a server finds out who is related to whom; then each client gets the average of its relations' models.
+    """A server determines once which clients are related; each client gets the average of its relations' models.
 
-    Opening: the server sends an encoder that it trained on images of its own; a client answers with the k-means centres
-    of its encoded images, as many as it has classes; the server maps all centres to the plane by UMAP. The distance of
-    two clients is that of their centres, matched by the Hungarian algorithm: √(Σ‖·‖²) / K. Below a threshold they are
+    Opening: the server sends an encoder that it trained on its own images. A client answers with the k-means centres of
+    its encoded images, as many as it has classes. The server maps all centres to the plane by UMAP. The distance of two
+    clients is that of their centres, matched by the Hungarian algorithm: √(Σ‖·‖²) / K. Below a threshold, they are
     related.
 
     Letter, both ways, in every round: backbone and head (θ + φ) as one vector `model`. In the first round also:
-    `encoder` (W_enc) to each client, `centres` (K, latent) and their number from it.
+    `encoder` (W_enc) to each client, and from it `centres` (K, latent) and their number.
 
-    Differs from the authors' program: it averages in place while it goes through the clients, so that later ones see
-    averages of averages; here all averages are taken of one snapshot. Needs UMAP: `pip install 'mapl[flt]'`.
+    Differs from the authors' program, which averages in place, client after client, so later clients see averages of
+    averages. Here all averages use one snapshot. Needs UMAP: `pip install 'mapl[flt]'`.
     """
 
     name = "flt"
@@ -57,31 +57,31 @@ class FLT(WholeModels[FLTSettings]):
     opens = True
 
     def prepare(self, client: Client) -> None:
-        # Before any work, not after: what it needs for its opening is there.
+        # Check what the opening needs before any work is done.
         if find_spec("umap") is None:
             raise MaplError("method 'flt' needs UMAP, which is not installed: pip install 'mapl[flt]'")
         check_source(self.settings.encoder_data)
 
     def opening(self, server: Server) -> Letter:
         use = self.settings
-        made = trained_encoder(server, use.latent, use.encoder_data, use.encoder_epochs)
-        return server.letter(0, {"encoder": flatten(made)})
+        network = trained_encoder(server, use.latent, use.encoder_data, use.encoder_epochs)
+        return server.letter(0, {"encoder": flatten(network)})
 
     def answer(self, client: Client, inbox: Inbox) -> Letter:
-        from sklearn.cluster import KMeans  # slow to import, and other methods do without it
+        from sklearn.cluster import KMeans  # slow to import, and other methods do not need it
         from threadpoolctl import threadpool_limits
 
         channels, height, width = client.train.pixels.shape[1:]
-        made = encoder((channels, height, width), self.settings.latent)
-        load_flat(inbox.tensor("encoder")[0], made)
+        network = encoder((channels, height, width), self.settings.latent)
+        load_flat(inbox.tensor("encoder")[0], network)
         with torch.no_grad():
-            codes = made(client.train.pixels.float() / 255).numpy()
+            codes = network(client.train.pixels.float() / 255).numpy()
         count = len(torch.unique(client.train.labels))
         seed = key(client.seed, client.id, ALWAYS, "centres") % 2**31
-        with threadpool_limits(1):  # more threads add up in any order
-            found = KMeans(count, n_init=10, random_state=seed).fit(codes).cluster_centers_
+        with threadpool_limits(1):  # with more threads, the order of sums varies
+            fitted = KMeans(count, n_init=10, random_state=seed).fit(codes).cluster_centers_
         centres = torch.zeros(client.model.head.out_features, self.settings.latent)
-        centres[:count] = torch.from_numpy(found)
+        centres[:count] = torch.from_numpy(fitted)
         return client.letter(0, {"centres": centres, "count": torch.tensor([count])})
 
     def settle(self, server: Server, inbox: Inbox) -> None:
@@ -102,7 +102,7 @@ class FLT(WholeModels[FLTSettings]):
         return specs({"encoder": flatten(encoder((channels, height, width), latent))})
 
     def related(self, server: Server, clients: Tensor) -> Tensor:
-        """(n, n) which of these clients are related; one that never answered is related to itself alone."""
+        """(n, n) which of these clients are related. One that never answered is related only to itself."""
         result = torch.eye(len(clients), dtype=torch.bool)
         answered = server.state.get("clients", clients[:0])
         known = torch.isin(clients, answered)
@@ -122,7 +122,7 @@ class FLT(WholeModels[FLTSettings]):
 
 
 def distances(groups: list[np.ndarray]) -> np.ndarray:
-    """Distance of every two clients (M, M) from their centres in the plane, each (K_i, 2)."""
+    """Pairwise distances of clients (M, M), from their centres in the plane, each (K_i, 2)."""
     from scipy.optimize import linear_sum_assignment
 
     result = np.zeros((len(groups), len(groups)))
@@ -149,5 +149,5 @@ def _plane(points: np.ndarray, seed: int) -> np.ndarray:
     try:
         return np.asarray(umap.fit_transform(points))
     finally:
-        # It leaves the process with as many threads as there are cores: other sums from here on, and far slower ones.
+        # UMAP sets torch to one thread per core, which would change later sums and make them far slower.
         torch.set_num_threads(threads)

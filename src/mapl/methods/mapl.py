@@ -23,21 +23,21 @@ from mapl.network import Inbox, Letter
 __all__ = ["Mapl"]
 
 NARROW = 64
-"""Rows of W up to this width are learned on the CPU, where they are kept: a GPU takes longer to be asked."""
+"""Rows of W up to this width are learned on the CPU, where they are stored: calling a GPU would take longer."""
 
 Term = Literal["contrastive", "prototype", "uniformity"]
 
 
 class MaplSettings(MethodSettings):
-    """MAPL's settings. The defaults are the paper's, but for the graph's confidence (docs/graph.md says why)."""
+    """MAPL's settings. The defaults are the paper's, except for the graph's confidence (docs/graph.md says why)."""
 
     name: str = "mapl"
     form: Form = Field(
-        "released", description="The losses as the paper prints them, or as its released program has them."
+        "released", description="The losses as printed in the paper, or as its released program computes them."
     )
     temperature: float = Field(100.0, gt=0, description="τ of the contrastive and the uniformity losses.")
     terms: tuple[Term, ...] = Field(
-        ("contrastive", "prototype", "uniformity"), description="The loss terms beside cross-entropy (ablation 1)."
+        ("contrastive", "prototype", "uniformity"), description="The loss terms besides cross-entropy (ablation 1)."
     )
     warmup: int = Field(100, ge=0, description="T_thr: the first round (counted from 0) that learns the graph.")
     learn_graph: bool = Field(True, description="Whether the graph is learned (CGL) or stays uniform.")
@@ -47,10 +47,10 @@ class MaplSettings(MethodSettings):
 class Mapl(Method[MaplSettings]):
     """Prototypes are shared and mixed; a collaboration graph is learned from the similarity of heads.
 
-    Letter: the prototypes ξ_i (K, d_p); from the warm-up's end on also the weight of the head φ_i (K, d_z); the number
-    of training samples in the header. Never data, never labels.
+    Letter: the prototypes ξ_i (K, d_p); after the warm-up also the weight of the head φ_i (K, d_z); the number of
+    training samples in the header. Never data, never labels.
 
-    Between rounds a client keeps `client.peers`: its row of W, and how many samples each peer said it has.
+    Between rounds a client keeps `client.peers`: its row of W, and the number of samples that each peer reported.
     """
 
     name = "mapl"
@@ -77,7 +77,7 @@ class Mapl(Method[MaplSettings]):
         return terms
 
     def wants(self, client: Client, round: int) -> Tensor:
-        """Everybody it can reach, but for those whose edge CGL has set to zero."""
+        """Everyone it can reach, except those whose edge CGL has set to zero."""
         dropped = client.peers.ids[client.peers.weights == 0]
         if not len(dropped):
             return client.neighbours
@@ -94,11 +94,11 @@ class Mapl(Method[MaplSettings]):
         return tensors
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
-        """CGL (Algorithm 2) after the warm-up, then ξ_i ← Σ_j w_ij ξ_j over itself and those it heard (Algorithm 3)."""
+        """CGL (Algorithm 2) after the warm-up, then ξ_i ← Σ_j w_ij ξ_j over itself and the senders (Algorithm 3)."""
         self.absorb_all(round, [(client, inbox)])
 
     def absorb_all(self, round: int, pairs: Iterable[tuple[Client, Inbox]]) -> None:
-        """`absorb` for many clients; the arithmetic of each is the same however many there are."""
+        """`absorb` for many clients. The arithmetic of each is the same however many there are."""
         learns = self.settings.learn_graph and round >= self.settings.warmup
         for group in groups(pairs):
             for client, inbox in group:
@@ -106,10 +106,10 @@ class Mapl(Method[MaplSettings]):
             circles = Circles(group)
             weights = circles.read(lambda peers: peers.weights)
             mass = np.add.reduceat(weights, circles.starts[:-1])
-            if not mass.all():  # nobody that such a client heard has any weight, nor has it itself
+            if not mass.all():  # such a client gives no weight to itself or to anyone it heard
                 self.absorb_all(round, [pair for pair, some in zip(group, mass, strict=True) if some])
                 continue
-            # Peers that were not heard this round (out of reach, or their letter was lost) keep the weight they had.
+            # Peers that were not heard this round (out of reach, or their letter was lost) keep their weight.
             weights = weights / np.repeat(mass, circles.sizes)
             if learns:
                 with part("graph"):
@@ -124,22 +124,24 @@ class Mapl(Method[MaplSettings]):
         device = heads.stack.device
         similarity = np.ones_like(weights)
         if use.use_similarity:
-            starts = circles.starts - np.arange(len(circles.starts))  # of the letters: a client is no pair with itself
+            starts = circles.starts - np.arange(
+                len(circles.starts)
+            )  # of the letters: a client is not paired with itself
             mine, starts_of, columns = (torch.from_numpy(x).to(device) for x in (heads.mine, starts, heads.theirs))
-            found = similarities(heads.stack, mine, (starts_of, columns), use.form)
-            similarity[~circles.is_me] = found.cpu().numpy()
-        # γ_j = n_j / Σ n, or n_j over their mean, of all that the client ever heard from.
+            cosines = similarities(heads.stack, mine, (starts_of, columns), use.form)
+            similarity[~circles.is_me] = cosines.cpu().numpy()
+        # γ_j = n_j / Σ n, or n_j over their mean, among all that the client has ever heard from.
         known = [client.peers.samples for client in circles.clients]
         whole = [samples.sum() if use.confidence == "share" else samples.mean() for samples in known]
         confidence = circles.read(lambda peers: peers.samples) / np.repeat(whole, circles.sizes)
         for rows in circles.widths():
-            # A row's own width decides, never how many there are, so that its bits do not depend on the others.
+            # Chosen by a row's own width, never by the number of rows, so that its bits do not depend on the others.
             where = device if rows.width > NARROW else torch.device("cpu")
             w, s, gamma = (rows.rectangle(x).to(where) for x in (weights, similarity, confidence))
             rows.write(weights, learn_rows(w, rows.me.to(where), s, gamma, rows.members.to(where), use))
 
     def meet(self, client: Client, inbox: Inbox) -> None:
-        """A client heard for the first time gets the mean of the weights in use; so the first row is uniform."""
+        """Give a client heard for the first time the mean of the nonzero weights, so that the first row is uniform."""
         peers, senders, samples = client.peers, inbox.senders.numpy(), inbox.samples.numpy()
         strangers = ~peers.knows(senders)
         if strangers.any():

@@ -1,4 +1,4 @@
-"""MAPL+: MAPL that mixes backbones too (Appendix, "Model homogeneous setting")."""
+"""MAPL+: MAPL that also mixes backbones (Appendix, "Model homogeneous setting")."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class MaplPlusSettings(MaplSettings):
 class MaplPlus(Mapl):
     """MAPL, and backbones are mixed with the same row of W as the prototypes.
 
-    In a homogeneous network that is every neighbour, as in the paper. In a mixed one it is the neighbours with the same
-    architecture: the row restricted to them, and scaled back to sum to 1. That goes past the paper.
+    In a homogeneous network these are the backbones of all neighbours, as in the paper. In a mixed one, which the paper
+    does not cover, they are those of the same architecture: the row is restricted to them and scaled to sum to 1.
 
     Letter: MAPL's, and the backbone's parameters and batch-normalisation statistics as one vector `backbone`; the
     header names the architecture.
@@ -52,7 +52,7 @@ class MaplPlus(Mapl):
             self.mix_backbone(client, inbox, torch.from_numpy(weights[start:end]))
 
     def mix_backbone(self, client: Client, inbox: Inbox, weights: Tensor) -> None:
-        """θ_i ← Σ_j w_ij θ_j over itself and those of its architecture that it heard; weights (n + 1,)."""
+        """θ_i ← Σ_j w_ij θ_j over itself and the senders of its architecture; weights (n + 1,)."""
         alike = torch.tensor([a == client.architecture for a in inbox.architectures])
         weights = weights[insert(alike, torch.tensor(True), int((inbox.senders < client.id).sum()))]
         if not alike.any() or weights.sum() == 0:

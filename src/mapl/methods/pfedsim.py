@@ -34,8 +34,8 @@ class PFedSim(Plain[PFedSimSettings], Centralised[PFedSimSettings]):
     Similarity φ_ij = max(0, mean over rows of the cosine of the heads' weights), φ_ii = 0.9999; weights
     ω_ij ∝ −ln(1 − φ_ij), rows summing to 1.
 
-    Letter to the server: the backbone (θ) as one vector, `head.weight` and `head.bias` (φ). From it: their averages by
-    numbers of samples in the warm-up, then a personal backbone alone.
+    Letter to the server: the backbone (θ) as one vector, `head.weight` and `head.bias` (φ). Reply: in the warm-up their
+    averages, weighted by numbers of samples; then only a personal backbone.
 
     Differs from its paper: the warm-up is a number of rounds, not a share of them.
     """

@@ -1,4 +1,4 @@
-"""Letters, who can reach whom, what was sent, and the transports that carry letters."""
+"""Letters, topologies, the ledger of what was sent, and the transports that carry letters."""
 
 from mapl.network.encoded import EncodedPost
 from mapl.network.inbox import Inbox

@@ -1,4 +1,4 @@
-"""A post that treats every letter as a real network would: encoded, checked by its reader, decoded."""
+"""A transport that treats every letter as a real network would: encoded, checked by its reader, decoded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mapl.network.transport import Mail
 
 
 class EncodedPost:
-    """A transport within one process that passes nothing but bytes (`network.transport = "bytes"`).
+    """A transport within one process that passes only bytes (`network.transport = "bytes"`).
 
-    A letter that does not fit its reader's schema raises: here writer and reader run the same method, so the method's
-    `letter` and `schema` disagree, and its author should know.
+    A letter that does not fit its reader's schema raises an error. Writer and reader run the same method, so its
+    `letter` and `schema` disagree, which is a bug in the method.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -33,7 +33,7 @@ class EncodedPost:
             if reader in mail.personal:
                 personal[reader] = self._on_device(decode(encode(mail.personal[reader]), schema))
             for sender in asked.tolist():
-                # Readers that expect the same get the same letter: it is decoded once for all of them.
+                # Readers with the same schema share the decoded letter.
                 if sender in sent and (sender, schema.key) not in checked:
                     checked.add((sender, schema.key))
                     read[sender] = self._on_device(decode(sent[sender], replace(schema, sender=sender)))

@@ -1,7 +1,7 @@
 """The letters that a client reads in a round.
 
-The letters of one delivery live in one stacked tensor per name and shape. An inbox is a list of places in it, so a
-thousand inboxes cost no more memory than the letters themselves.
+The letters of one delivery live in one stacked tensor per name and shape. An inbox is a list of positions in it, so
+even a thousand inboxes use no more memory than the letters themselves.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mapl.network.letter import Letter, nbytes
 
 @dataclass(frozen=True)
 class _Shelf:
-    """Every tensor of one name: a stack for each shape, and where in which stack each letter's tensor lies."""
+    """All tensors of one name: a stack per shape, and the stack and row of each letter's tensor."""
 
     stacks: list[Tensor]
     stack_of: Tensor
-    """(n,) the stack that letter i's tensor is in, -1 where the letter has none."""
+    """(n,) the stack of letter i's tensor; -1 if the letter has none."""
     row_of: Tensor
-    """(n,) its row there."""
+    """(n,) its row in that stack."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Pile:
     architectures: list[str]
     shelves: dict[str, _Shelf]
     own: bool = False
-    """Whether a client that wrote one of these letters has the same tensors now: true where nothing came from outside
-    and nothing is late. Then `Inbox.own_rows` spares it a copy."""
+    """Whether the writers of these letters still have the same tensors: true if no letter is late or from outside this
+    process. Then `Inbox.own_rows` saves them a copy."""
 
 
 class Inbox:
     """The letters that one client reads in a round, in ascending order of their senders.
 
-    The order is fixed so that sums over an inbox do not depend on who wrote first. Inboxes of a round share their
-    memory: what `tensor` returns is for reading.
+    The order is fixed so that sums over an inbox do not depend on who wrote first. Inboxes of a round share memory:
+    treat what `tensor` returns as read-only.
     """
 
     def __init__(self, pile: Pile, positions: Tensor) -> None:
@@ -56,7 +56,7 @@ class Inbox:
 
     @classmethod
     def of(cls, letters: Sequence[Letter]) -> Inbox:
-        """An inbox of letters in any order. Of several letters of one sender, the newest counts, the first of those."""
+        """An inbox of letters in any order. Of several letters from one sender, it keeps the first of the newest."""
         newest: dict[int, Letter] = {}
         for letter in letters:
             known = newest.get(letter.sender)
@@ -74,12 +74,12 @@ class Inbox:
 
     @property
     def samples(self) -> Tensor:
-        """(n,) how many training samples stand behind each."""
+        """(n,) the number of training samples of each sender."""
         return self._pile.samples[self._positions]
 
     @property
     def bytes(self) -> int:
-        """What all of them together weigh on the wire."""
+        """The size of all letters on the wire."""
         return int(self._pile.sizes[self._positions].sum())
 
     @property
@@ -88,22 +88,22 @@ class Inbox:
         return [self._pile.architectures[position] for position in self._positions.tolist()]
 
     def tensor(self, name: str) -> Tensor:
-        """(n, …) the tensors of that name, a row a letter; of an empty inbox, which has no shapes to go by, (0,).
+        """(n, …) the tensors of that name, one row per letter. For an empty inbox, which knows no shapes, (0,).
 
-        A view where the rows lie next to each other, otherwise gathered now.
+        A view if the rows are contiguous in the stack, otherwise a copy.
         """
         if not len(self):
             return torch.empty(0)
         stack, rows = self.rows(name)
         first, last = int(rows[0]), int(rows[-1])
-        if last - first + 1 == len(rows):  # rows ascend, so nothing is missing between the first and the last
+        if last - first + 1 == len(rows):  # rows ascend, so this means contiguous
             return stack[first : last + 1]
         return stack.index_select(0, rows.to(stack.device))
 
     def rows(self, name: str) -> tuple[Tensor, Tensor]:
-        """The round's whole stack of that name, and which rows of it are in this inbox (not an empty one).
+        """The round's whole stack of that name, and which of its rows are in this inbox. The inbox must not be empty.
 
-        For whoever reads many inboxes at once: the stack is the same tensor for all of them.
+        For reading many inboxes at once: the stack is the same tensor for all of them.
         """
         shelf = self._pile.shelves.get(name)
         stacks = shelf.stack_of[self._positions] if shelf else torch.full((len(self),), -1)
@@ -113,26 +113,24 @@ class Inbox:
             raise MaplError(f"{who} has no tensor {name!r}")
         if stacks.min() != stacks.max():
             kinds = ", ".join(_kind(shelf.stacks[number]) for number in sorted(set(stacks.tolist())))
-            raise MaplError(
-                f"the tensors {name!r} of this inbox differ ({kinds}): select the letters that are alike first"
-            )
+            raise MaplError(f"the tensors {name!r} of this inbox differ ({kinds}): select letters of one kind first")
         return shelf.stacks[int(stacks[0])], shelf.row_of[self._positions]
 
     @classmethod
     def join(cls, inboxes: Sequence[Inbox]) -> Inbox:
-        """Some inboxes of one delivery end to end, one after the other; for `senders`, `samples` and `rows` alone."""
+        """Inboxes of one delivery, concatenated; only `senders`, `samples` and `rows` make sense on the result."""
         if any(inbox._pile is not inboxes[0]._pile for inbox in inboxes):
             raise MaplError("only inboxes of one delivery can be joined")
         return cls(inboxes[0]._pile, torch.cat([inbox._positions for inbox in inboxes]))
 
     def delivered_with(self, other: Inbox) -> bool:
-        """Whether both came with one delivery, and so share their memory."""
+        """Whether both come from the same delivery, and so share memory."""
         return self._pile is other._pile
 
     def own_rows(self, name: str, ids: Tensor) -> Tensor:
-        """Where in the stack of `rows(name)` the letters of these clients lie (their own, to them), -1 for none there.
+        """The rows that these clients' own letters have in the stack of `rows(name)`, -1 if there is none.
 
-        A client that wrote in this delivery finds there what it has, and need not be copied beside the others.
+        A client that wrote in this delivery can read its own tensor there, without a copy.
         """
         if not self._pile.own:
             return torch.full((len(ids),), -1)
@@ -144,19 +142,19 @@ class Inbox:
         return shelf.row_of[positions].where(there, torch.tensor(-1))
 
     def select(self, which: Tensor) -> Inbox:
-        """The inbox of some of these letters: a mask (n,), or positions in this inbox."""
+        """An inbox of some of these letters: those of a mask (n,), or of positions in this inbox."""
         if which.dtype == torch.bool:
             if which.shape != (len(self),):
                 raise MaplError(f"a mask of shape {tuple(which.shape)} does not fit an inbox of {len(self)} letters")
             return Inbox(self._pile, self._positions[which.cpu()])
-        # Sorted and once each: positions come in any order, an inbox does not.
+        # Sorted and unique, as an inbox must be; positions may come in any order.
         chosen = np.unique(self._positions[which.cpu().long()].numpy())
         return Inbox(self._pile, torch.from_numpy(chosen))
 
 
 @torch.no_grad()
 def pile(letters: Sequence[Letter], own: bool = False) -> Pile:
-    """Copy the tensors of all letters together, once for each name and shape."""
+    """Stack the tensors of all letters, one stack per name and shape."""
     places: dict[str, dict[tuple[torch.Size, torch.dtype], list[int]]] = {}
     for position, letter in enumerate(letters):
         for name, tensor in letter.tensors.items():

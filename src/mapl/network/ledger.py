@@ -1,4 +1,4 @@
-"""The ledger: how many letters the clients of this process have read, and what those letters weighed.
+"""The ledger: how many letters the clients of this process have read, and their size.
 
 Formulas for messages and bytes are checked against it, never the other way round.
 """

@@ -1,8 +1,8 @@
-"""The letter: a few named tensors and who wrote them, and its form on the wire.
+"""The letter: a few named tensors and their sender, and its format on the wire.
 
 On the wire a letter is a safetensors file whose metadata is one line of `field=value` pairs. Every value has a fixed
-width, so the size of a letter depends on its structure (names, shapes, dtypes) and on nothing else; and it is one line,
-because the library writes several metadata entries in any order, while the same letter should be the same bytes.
+width, so the size of a letter depends only on its structure (names, shapes, dtypes). It is one line because the library
+writes several metadata entries in any order, while equal letters should be equal bytes.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _DTYPES = {
 class Letter:
     """What one client is willing to share in one round.
 
-    The tensors are detached. They may still be views of what the writer trains, so a letter is read (posted or encoded)
-    before its writer learns on.
+    The tensors are detached. They may still be views of what the writer trains, so a letter must be posted or encoded
+    before its writer continues training.
     """
 
     run: str
-    """The run that it belongs to, 16 hexadecimal digits."""
+    """The run's fingerprint, 16 hexadecimal digits."""
     sender: int
     """The node that wrote it, 0 or more."""
     round: int
     """The round that it was written in, 0 or more."""
     samples: int
-    """How many training samples stand behind it."""
+    """The sender's number of training samples."""
     architecture: str
-    """The fingerprint of the sender's backbone, 16 hexadecimal digits, or "" where it does not matter."""
+    """The fingerprint of the sender's backbone, 16 hexadecimal digits, or "" if it does not matter."""
     tensors: Mapping[str, Tensor]
     """Its contents, by name."""
 
@@ -76,17 +76,17 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     by_architecture: bool = False
-    """Whether the shape depends on the sender's backbone. Then it holds for senders of the reader's own architecture;
-    tensors of others must have as many dimensions, of any length."""
+    """Whether the shape depends on the sender's backbone. Then it applies to senders with the reader's architecture;
+    tensors of other senders only need the same number of dimensions."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a reader expects of a letter. `None` for a sender or a round: anyone's, any."""
+    """What a reader expects of a letter. `None` for the sender or the round accepts any."""
 
     run: str
     limit: int
-    """The largest letter that is looked at, in bytes."""
+    """The largest letter that is read, in bytes."""
     tensors: Mapping[str, Spec]
     sender: int | None = None
     round: int | None = None
@@ -112,7 +112,7 @@ def specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:
 
 
 def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Sixteen hexadecimal digits that two architectures share when their tensors have the same names and shapes."""
+    """16 hexadecimal digits, equal for architectures whose tensors have the same names and shapes."""
     text = json.dumps(sorted((name, list(shape)) for name, shape in shapes.items()))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -121,19 +121,19 @@ def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def encode(letter: Letter) -> bytes:
-    """The letter as it travels. The same letter is always the same bytes."""
-    # A copy each: the library refuses tensors that share memory, and a letter may well hold views of one tensor.
+    """The letter in its wire format. The same letter is always the same bytes."""
+    # Copies: the library refuses tensors that share memory, and a letter may hold several views of one tensor.
     tensors = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in letter.tensors.items()
     }
     header = _header(letter)
-    _header_size(_structure(letter))  # refuses names and dtypes that cannot travel
+    _header_size(_structure(letter))  # raises for names and dtypes that cannot be encoded
     return save(tensors, metadata={_HEADER: header})
 
 
 def nbytes(letter: Letter) -> int:
-    """`len(encode(letter))`, without encoding it and without touching its values (so no wait for a GPU)."""
+    """`len(encode(letter))`, without encoding it or reading its values, so without waiting for a GPU."""
     return _size(_structure(letter))
 
 
@@ -157,13 +157,13 @@ def _payload_size(structure: Structure) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _header_size(structure: Structure) -> int:
-    """Measured on a letter of zeros, once for each structure, rather than derived from how the library writes JSON."""
+    """Measured on a letter of zeros, once per structure, rather than derived from how the library writes JSON."""
     for name, _, dtype in structure:
         if not _NAME.fullmatch(name) or name == "__metadata__":
             raise MaplError(f"a letter's tensor cannot be named {name!r}: letters, digits and . _ / - only")
         if dtype not in _DTYPES.values():
             raise MaplError(
-                f"a letter's tensor {name!r} cannot be {dtype}: it takes {', '.join(map(str, _DTYPES.values()))}"
+                f"a letter's tensor {name!r} cannot be {dtype}: only {', '.join(map(str, _DTYPES.values()))}"
             )
     tensors = {name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in structure}
     header = _header(Letter(run="0" * 16, sender=0, round=0, samples=0, architecture="", tensors={}))
@@ -171,13 +171,15 @@ def _header_size(structure: Structure) -> int:
 
 
 def _header(letter: Letter) -> str:
-    """The line of fields, each of its fixed width."""
+    """The line of fields, each padded to its fixed width."""
     for field, text in (("run", letter.run), ("architecture", letter.architecture or "0" * 16)):
         if not _HEX.fullmatch(text):
-            raise MaplError(f"a letter's {field} is {text!r}, but takes 16 hexadecimal digits")
+            raise MaplError(f"a letter's {field} is {text!r}, but should be 16 hexadecimal digits")
     for field, number in (("sender", letter.sender), ("round", letter.round), ("samples", letter.samples)):
         if not 0 <= number < 10 ** _WIDTHS[field]:
-            raise MaplError(f"a letter's {field} is {number}, but takes 0 or more, of at most {_WIDTHS[field]} digits")
+            raise MaplError(
+                f"a letter's {field} is {number}, but should be 0 or more, with at most {_WIDTHS[field]} digits"
+            )
     values: dict[str, str | int] = {
         "version": VERSION,
         "run": letter.run,
@@ -195,8 +197,8 @@ def _header(letter: Letter) -> str:
 def decode(data: bytes, schema: Schema) -> Letter:
     """The letter in `data`, or a `MaplError` that says what is wrong with it.
 
-    Nothing is ever unpickled: a letter is JSON and raw numbers, and it comes from somebody else. The checks run from
-    cheap to dear (size, header, structure, payload), so that no tensor is made of a letter that does not belong.
+    A letter comes from somebody else, so nothing is ever unpickled: it is JSON and raw numbers. Cheap checks come first
+    (size, header, structure, payload), so no tensor is created from a letter that does not belong.
     """
     who = "a letter" if schema.sender is None else f"the letter of sender {schema.sender}"
     if len(data) > schema.limit:
@@ -211,35 +213,37 @@ def decode(data: bytes, schema: Schema) -> Letter:
         raise MaplError(f"{who} is damaged: {error}") from error
     for name, tensor in tensors.items():
         _check_values(name, tensor, who)
-    # In the order of the schema, not in the order in which they happened to be written.
+    # In the order of the schema, not in the order in the file.
     contents = {name: tensors[name] for name in schema.tensors}
     return Letter(letter.run, letter.sender, letter.round, letter.samples, letter.architecture, contents)
 
 
 def _read_header(data: bytes, schema: Schema, who: str) -> dict[str, Any]:
-    """The JSON in front of the payload. Its length is a stranger's claim: bounded before anything is parsed."""
+    """The JSON before the payload. Its claimed length is not trusted: it is bounded before anything is parsed."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
-        raise MaplError(f"{who} is cut short or no safetensors: {len(data)} bytes do not hold the header they announce")
+        raise MaplError(
+            f"{who} is cut short or not safetensors: {len(data)} bytes do not hold the header they announce"
+        )
     structure = tuple((name, spec.shape, spec.dtype) for name, spec in schema.tensors.items())
-    most = 4 * _header_size(structure)  # generous, so that a letter with other tensors is told which ones they are
+    most = 4 * _header_size(structure)  # generous, so that the error for a letter with other tensors can name them
     if length > most:
         raise MaplError(f"{who} has a header of {length} bytes, but at most {most} are expected")
     try:
         header = json.loads(data[8 : 8 + length].decode(), object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
-        raise MaplError(f"{who} is no safetensors: its header is not JSON ({_short(error)})") from error
+        raise MaplError(f"{who} is not safetensors: its header is not JSON ({_short(error)})") from error
     if not isinstance(header, dict):
-        raise MaplError(f"{who} is no safetensors: its header is not a JSON object")
+        raise MaplError(f"{who} is not safetensors: its header is not a JSON object")
     return header
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are all different: two readers might otherwise believe different ones."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    """Refuse duplicate keys: two readers might otherwise use different ones."""
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         raise ValueError("a key is given twice")
-    return found
+    return unique
 
 
 def _read_fields(metadata: Any, schema: Schema, who: str) -> Letter:
@@ -248,8 +252,8 @@ def _read_fields(metadata: Any, schema: Schema, who: str) -> Letter:
     pairs = [pair.partition("=") for pair in line.split(" ")] if isinstance(line, str) else []
     fields = {name: value for name, _, value in pairs}
     if not pairs or fields.get("version", "").lstrip("0") != str(VERSION):
-        found = _short(fields["version"]) if "version" in fields else "missing"
-        raise MaplError(f"{who} has a version that is {found}, but {VERSION} is expected")
+        version = _short(fields["version"]) if "version" in fields else "missing"
+        raise MaplError(f"{who} has a version that is {version}, but {VERSION} is expected")
     if [name for name, _, _ in pairs] != list(_WIDTHS):
         raise MaplError(f"{who} has the header fields {_short(list(fields))}, but {', '.join(_WIDTHS)} are expected")
     for field, width in _WIDTHS.items():
@@ -281,7 +285,7 @@ def _check_expected(run: str, sender: int, round: int, schema: Schema, who: str)
 
 
 def _check_structure(header: Mapping[str, Any], schema: Schema, architecture: str, who: str) -> None:
-    """Names, shapes and dtypes as the header announces them; that the payload agrees with them the library checks."""
+    """Check names, shapes and dtypes in the header. The library checks that the payload agrees with them."""
     for names, what in (
         (header.keys() - schema.tensors.keys(), "unknown"),
         (schema.tensors.keys() - header, "missing"),
@@ -291,9 +295,9 @@ def _check_structure(header: Mapping[str, Any], schema: Schema, architecture: st
     for name, spec in schema.tensors.items():
         entry = header[name] if isinstance(header[name], dict) else {}
         shape, announced = entry.get("shape"), entry.get("dtype")
-        # A stranger's JSON: `true` would pass for 1.
+        # Untrusted JSON: `true` would pass for 1.
         if not isinstance(shape, list) or any(type(length) is not int for length in shape):
-            shape = [-1]  # which nothing expects
+            shape = [-1]  # a shape that no schema expects
         if not schema.fits(name, shape, architecture):
             raise MaplError(f"{who}: {name!r} has shape {_short(shape)}, but {list(spec.shape)} is expected")
         if not isinstance(announced, str) or _DTYPES.get(announced) != spec.dtype:
@@ -308,6 +312,6 @@ def _check_values(name: str, tensor: Tensor, who: str) -> None:
 
 
 def _short(thing: object) -> str:
-    """A stranger's text, safe to print: escaped and cut."""
+    """Untrusted text, made safe to print: escaped and cut."""
     text = ascii(str(thing)) if isinstance(thing, Exception) else ascii(thing)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""The in-memory post: every client lives in this process, and letters are handed over as tensors."""
+"""The in-memory transport: every client lives in this process, and letters are passed as tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Ids = NDArray[np.int64]
 
 
 class MemoryPost:
-    """A transport for clients that all live in this process. It copies every letter once, however many read it."""
+    """A transport for clients that all live in this process. It copies a letter once, however many clients read it."""
 
     def __init__(self, own: bool = True) -> None:
         self.own = own
-        """Whether the letters it is given are as their writers wrote them (see `Pile.own`)."""
+        """Whether letters arrive exactly as their writers wrote them (see `Pile.own`)."""
 
     def exchange(self, mail: Mail) -> dict[int, Inbox]:
         """An inbox for every reader; see `Transport.exchange`."""
@@ -46,19 +46,19 @@ class MemoryPost:
 
 
 def _positions(order: Ids, wanted: Ids, to: Ids) -> tuple[Ids, Ids]:
-    """Where in the pile each letter lies that was asked for and written, ascending for each reader, and for whom.
+    """The positions in the pile of all letters that were asked for and written, ascending per reader, and the readers.
 
-    `order` has the senders in the pile, sorted; `to` is sorted.
+    `order` has the senders in the pile, sorted. `to` has the reader of each request, sorted.
     """
     if (wanted == to).any():
         raise MaplError(f"client {to[int(np.argmax(wanted == to))]} asks for its own letter")
     positions = np.searchsorted(order, wanted)
-    # Past the end of the pile nobody wrote either; an empty pile has no places to look at.
+    # A position past the end means no letter. An empty pile has no positions at all.
     written = order.take(positions, mode="clip") == wanted if len(order) else np.zeros(len(wanted), dtype=bool)
     if not written.all():
         positions, to = positions[written], to[written]
     same = to[1:] == to[:-1]
-    if (same & (positions[1:] <= positions[:-1])).any():  # the usual request is sorted already
+    if (same & (positions[1:] <= positions[:-1])).any():  # most requests are sorted already
         positions = positions[np.lexsort((positions, to))]
     twice = same & (positions[1:] == positions[:-1])
     if twice.any():
@@ -68,7 +68,7 @@ def _positions(order: Ids, wanted: Ids, to: Ids) -> tuple[Ids, Ids]:
 
 
 def _personal(mail: Mail) -> dict[int, Inbox]:
-    """Inboxes where a sender has a letter for each reader. All letters still share one pile."""
+    """Inboxes where a sender writes a separate letter to each reader. All letters still share one pile."""
     letters: list[Letter] = []
     places: dict[int, list[int]] = {}
     common: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """Who can reach whom, as a function of the round.
 
-A topology is a set of undirected edges, kept sparse: one row of neighbours per client, end to end. It costs as
-much as it has edges; the full one has a rule instead.
+A topology is a set of undirected edges, stored sparsely: one row of neighbours per client, concatenated. Its memory
+grows with its edges. The full topology is a rule and stores none.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Reach(Protocol):
     """One drawn topology."""
 
     def row(self, client: int) -> Tensor:
-        """The sorted ids of a client's neighbours, a tensor that the caller may keep and change."""
+        """The sorted ids of a client's neighbours, in a tensor that the caller may keep and change."""
         ...
 
 
 class Full:
-    """Everyone reaches everyone: a rule, because M² edges would be most of a large run's memory."""
+    """Everyone reaches everyone. A rule, because M² edges would be most of a large run's memory."""
 
     def __init__(self, clients: int) -> None:
         self.clients = clients
@@ -57,7 +57,7 @@ class Full:
 
 
 class Sparse:
-    """Rows of sorted neighbours end to end; client i's are `ids[starts[i] : starts[i + 1]]`."""
+    """Rows of sorted neighbours, concatenated; client i's are `ids[starts[i] : starts[i + 1]]`."""
 
     def __init__(self, starts: Tensor, ids: Tensor) -> None:
         self.starts = starts
@@ -72,12 +72,12 @@ class Sparse:
         return cls(torch.from_numpy(starts), torch.from_numpy(codes % clients))
 
     def row(self, client: int) -> Tensor:
-        # A copy of one row: a caller that sorts or masks it in place must not redraw the topology.
+        # A copy: a caller that changes it in place must not change the topology.
         return self.ids[self.starts[client] : self.starts[client + 1]].clone()
 
 
 class Topology:
-    """The topology of a run: `neighbours(round, client)`. The edges of the current epoch are kept, and only those."""
+    """The topology of a run: `neighbours(round, client)`. Only the edges of the current epoch are kept."""
 
     def __init__(self, settings: TopologySettings, clients: int, seed: int) -> None:
         self.settings = settings
@@ -92,7 +92,7 @@ class Topology:
         return self.drawn(round).row(client)
 
     def drawn(self, round: int) -> Reach:
-        """The topology of a round. It depends on the round's epoch alone, not on what was asked for before."""
+        """The topology of a round. It depends only on the round's epoch, not on earlier calls."""
         epoch = round // self.settings.every if self.settings.every else 0
         if self._drawn is None or self._drawn[0] != epoch:
             self._drawn = epoch, self._draw(epoch)
@@ -102,7 +102,7 @@ class Topology:
         settings = self.settings
         seed = key(self.seed, NOBODY, epoch, "topology")
         if ":" in settings.name:
-            # The first round of the epoch, so that a resumed run draws what an uninterrupted one does.
+            # The first round of the epoch, so that a resumed run draws the same edges as an uninterrupted one.
             return _from_import(self.clients, epoch * settings.every, settings, seed)
         if settings.name not in TOPOLOGIES:
             raise unknown("topology", settings.name, TOPOLOGIES)
@@ -140,7 +140,7 @@ def regular(clients: int, settings: TopologySettings, seed: int) -> Reach:
         )
     if 2 * degree < clients:
         return _from_networkx(nx.random_regular_graph(degree, clients, seed=seed), clients)
-    # A dense regular graph is what a sparse one leaves out. Drawn directly, it is retried for hours when almost full.
+    # Dense edges are the complement of sparse ones. Drawn directly, an almost full topology is retried for hours.
     return _from_networkx(nx.complement(nx.random_regular_graph(clients - 1 - degree, clients, seed=seed)), clients)
 
 
@@ -160,7 +160,7 @@ def small_world(clients: int, settings: TopologySettings, seed: int) -> Reach:
 
 
 def file(clients: int, settings: TopologySettings, seed: int) -> Reach:
-    """The edges listed in the text file `path`, one pair of clients a line."""
+    """The edges listed in the text file `path`, one pair of clients per line."""
     if settings.path is None:
         raise MaplError("topology.path is not set, but the topology 'file' takes the path of an edge list")
     try:
@@ -204,7 +204,7 @@ def _from_networkx(graph: Any, clients: int) -> Reach:
 def _edge(content: str, clients: int, where: str) -> tuple[int, int]:
     """One line `a b` of an edge list."""
     if not re.fullmatch(r"[0-9]{1,18}\s+[0-9]{1,18}", content):
-        raise MaplError(f"{where}: {content[:60]!r} is not an edge, which is two client ids with a space between")
+        raise MaplError(f"{where}: {content[:60]!r} is not an edge (two client ids with a space between them)")
     a, b = map(int, content.split())
     if max(a, b) >= clients:
         raise MaplError(f"{where}: client {max(a, b)} is out of range, 0 to {clients - 1}")
@@ -214,22 +214,22 @@ def _edge(content: str, clients: int, where: str) -> tuple[int, int]:
 
 
 def _from_import(clients: int, round: int, settings: TopologySettings, seed: int) -> Reach:
-    """What the function of an import path returns for (clients, round, settings, seed): pairs, or an (E, 2) array."""
+    """The edges that an imported function of (clients, round, settings, seed) returns: pairs, or an (E, 2) array."""
     from mapl.plugins import load
 
     function: Any = load(settings.name)
     if not callable(function):
         raise MaplError(f"topology {settings.name!r} is not a function of (clients, round, settings, seed)")
-    found = function(clients, round, settings, seed)
+    edges = function(clients, round, settings, seed)
     try:
-        pairs = np.asarray(found.cpu() if isinstance(found, Tensor) else found if hasattr(found, "shape") else [*found])
+        pairs = np.asarray(edges.cpu() if isinstance(edges, Tensor) else edges if hasattr(edges, "shape") else [*edges])
     except (TypeError, ValueError) as error:
         raise MaplError(f"topology {settings.name!r} did not return pairs of clients: {error}") from error
     if pairs.size == 0:
         return none(clients, settings, seed)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
         raise MaplError(
-            f"topology {settings.name!r} returned {pairs.dtype} of shape {pairs.shape}, but takes whole numbers (E, 2)"
+            f"topology {settings.name!r} returned {pairs.dtype} of shape {pairs.shape}, not whole numbers (E, 2)"
         )
     pairs = pairs.astype(np.int64)
     outside = pairs[(pairs < 0) | (pairs >= clients)]

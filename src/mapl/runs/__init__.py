@@ -1,1 +1,1 @@
-"""Runs: a part of the network, its round, the loop over rounds, and what that leaves on disk."""
+"""Runs: a part of the network, one round, the loop over rounds, and the files it writes."""

@@ -1,10 +1,10 @@
-"""Checkpoints: everything a run needs to go on, as one safetensors file that is whole or is not used.
+"""Checkpoints: everything a run needs to resume, in one safetensors file that is either whole or not used.
 
-The file's name carries the beginning of its SHA-256, so that one rename makes it appear complete and a damaged one is
-recognised. Nothing is unpickled, ever.
+The file name carries the first digits of the file's SHA-256. One rename makes the complete file appear, and a damaged
+file is recognised. Nothing is ever unpickled.
 
-A run waits for a copy of its tensors, where they are, and for nothing else: another thread brings those of a GPU over,
-hashes and writes them, a part at a time.
+The run waits only for a copy of its tensors on their own device. Another thread moves GPU tensors to the host, then
+hashes and writes them, part by part.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})\.safetensors")
 _ASIDE = re.compile(r"\.\d{6,}(-[0-9a-f]{16})?\.safetensors\.\d+")
 
 PART = 16 * 2**20
-"""Bytes, about, that are put together before they are hashed and written."""
+"""About how many bytes are hashed and written at a time."""
 
 _DTYPES = {
     torch.int64: "I64",
@@ -50,11 +50,11 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls each dtype, in the order in which it lays tensors out: wide ones first, so all are aligned."""
+"""The safetensors name of each dtype, in its layout order: wide dtypes first, which keeps every tensor aligned."""
 
 
 Copies = dict[tuple[int, int], Tensor]
-"""Copies of storages, by the address and the bytes of each."""
+"""Copies of storages, by address and size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
     def section(self, name: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with `name.`, without that."""
-        # In order, they stand together: a run has a section or two for each of its clients.
+        """The tensors whose names start with `name.`, with that prefix removed."""
+        # Sorted names keep a section together, so it is found by bisection: a run has one or two sections per client.
         begin, end = (bisect_left(self._names, f"{name}{after}") for after in (".", chr(ord(".") + 1)))
         return {key.removeprefix(f"{name}."): self.tensors[key] for key in self._names[begin:end]}
 
@@ -76,9 +76,9 @@ class Checkpoint:
 
 
 class Writer:
-    """Writes a run's checkpoints from a thread of its own, one at a time, and keeps the newest `keep`.
+    """Writes a run's checkpoints in a separate thread, one at a time, and keeps the newest `keep`.
 
-    Exit waits for pending writes. `after` names the files that must be on the disk before a checkpoint counts.
+    Exit waits for pending writes. `after` names the files that must be on disk before a checkpoint counts.
     """
 
     def __init__(self, run: Path, keep: int, after: Sequence[Path] = ()):
@@ -96,21 +96,21 @@ class Writer:
         self._thread.shutdown()
 
     def save(self, rounds: int, tensors: Mapping[str, Tensor]) -> None:
-        """Begin to write the checkpoint after `rounds` rounds; once this returns, the tensors may change.
+        """Start writing the checkpoint after `rounds` rounds. Once this returns, the tensors may change.
 
-        Waits for the checkpoint before it, and raises what that one met.
+        Waits for the previous checkpoint, and raises its error if it failed.
         """
         self.wait()
-        # Views of our own, which nobody points elsewhere.
+        # Our own views: nobody else can point them at another storage.
         tensors = {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in tensors.items()}
-        copies, made = _storages_of(tensors), None
+        copies, copied = _storages_of(tensors), None
         if any(tensor.is_cuda for tensor in tensors.values()):
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            made = torch.cuda.current_stream().record_event()
-        self._writing = self._thread.submit(self._write, rounds, tensors, copies, made)
+            copied = torch.cuda.current_stream().record_event()
+        self._writing = self._thread.submit(self._write, rounds, tensors, copies, copied)
 
     def wait(self) -> Path | None:
-        """Wait until what was saved is on the disk: its path. Raises what its thread met."""
+        """Wait until the pending checkpoint is on disk and return its path. Raises its error if it failed."""
         writing, self._writing = self._writing, None
         return writing.result() if writing else None
 
@@ -119,23 +119,26 @@ class Writer:
         rounds: int,
         tensors: Mapping[str, Tensor],
         copies: Copies,
-        made: torch.cuda.Event | None,
+        copied: torch.cuda.Event | None,
     ) -> Path:
-        self._bring(copies, made)
+        self._bring(copies, copied)
         sync(self.after)
         path = self._write_parts(rounds, {name: _copy_of(tensor, copies) for name, tensor in tensors.items()})
         for old in _newest_first(self.run)[self.keep :]:
             old.unlink(missing_ok=True)
-        for left in path.parent.glob(".*"):  # by a process that was killed while it wrote
+        for left in path.parent.glob(".*"):  # by a process that was killed while writing
             if _ASIDE.fullmatch(left.name):
                 left.unlink(missing_ok=True)
         return path
 
-    def _bring(self, copies: Copies, made: torch.cuda.Event | None) -> None:
-        """To the host, once they are `made`: copied beside the run, with no kernel that would wait for its kernels."""
-        if made is None or self._stream is None:
+    def _bring(self, copies: Copies, copied: torch.cuda.Event | None) -> None:
+        """Move GPU copies to the host after the event `copied`, on a separate stream.
+
+        It launches no kernel, because a kernel would wait for the run's kernels.
+        """
+        if copied is None or self._stream is None:
             return
-        self._stream.wait_event(made)
+        self._stream.wait_event(copied)
         with torch.cuda.stream(self._stream):
             for place in copies:
                 copies[place] = copies[place].cpu()
@@ -146,9 +149,9 @@ class Writer:
         digest = hashlib.sha256()
 
         def hashed() -> Generator[memoryview]:
-            with ThreadPoolExecutor(1, "digest") as beside:
+            with ThreadPoolExecutor(1, "digest") as hasher:
                 for part in _parts(tensors):
-                    hashing = beside.submit(digest.update, part)  # while it is written
+                    hashing = hasher.submit(digest.update, part)  # while the caller writes it
                     yield part
                     hashing.result()
 
@@ -161,27 +164,27 @@ class Writer:
 
 
 def _storages_of(tensors: Mapping[str, Tensor]) -> Copies:
-    """Copies of what the tensors are views of, as bytes: thousands of them are views of a few."""
-    # An engine may still move models that wait on the host, in a stream of its own.
+    """Copies, as bytes, of the storages behind the tensors. Thousands of tensors are views of a few storages."""
+    # An engine may still be moving models that wait on the host, on its own stream.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     storages = {_place(tensor): tensor for tensor in tensors.values()}
-    beside = _room_for(sum(size for (_, size), tensor in storages.items() if tensor.is_cuda))
+    has_room = _room_for(sum(size for (_, size), tensor in storages.items() if tensor.is_cuda))
     copies = {}
     for place, tensor in storages.items():
         bytes_ = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-        copies[place] = bytes_.clone() if beside or not tensor.is_cuda else bytes_.cpu()
+        copies[place] = bytes_.clone() if has_room or not tensor.is_cuda else bytes_.cpu()
     return copies
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:
-    """Address and bytes of a storage: two that are not one may begin at one address."""
+    """Address and size of a storage. The address alone is not enough: two storages may start at the same one."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
 
 
 def _room_for(size: int) -> bool:
-    """Whether the GPU has room for copies of that size, and a tenth of its memory besides."""
+    """Whether the GPU can hold copies of that size and keep a tenth of its memory free."""
     if not size:
         return True
     free, whole = torch.cuda.mem_get_info()
@@ -199,7 +202,7 @@ def _copy_of(tensor: Tensor, copies: Copies) -> Tensor:
 def _parts(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     """The bytes of a safetensors file, part by part.
 
-    The library's own `save` would hold all of them at once, and up all other threads meanwhile.
+    The library's own `save` would hold the whole file in memory, and block all other threads meanwhile.
     """
     groups = _groups(tensors)
     yield memoryview(_header(tensors, groups))
@@ -223,7 +226,7 @@ def _some_at_a_time(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def save(run: Path, rounds: int, tensors: Mapping[str, Tensor], keep: int) -> Path:
-    """Write the checkpoint after `rounds` rounds, then drop all but the newest `keep`; return when that is done."""
+    """Write the checkpoint after `rounds` rounds, then delete all but the newest `keep`. Returns when done."""
     with Writer(run, keep) as writer:
         writer.save(rounds, tensors)
         path = writer.wait()
@@ -232,7 +235,7 @@ def save(run: Path, rounds: int, tensors: Mapping[str, Tensor], keep: int) -> Pa
 
 
 def _groups(tensors: Mapping[str, Tensor]) -> dict[torch.dtype, list[str]]:
-    """The names of the tensors in the order in which they are laid out."""
+    """The names of the tensors by dtype, in layout order."""
     groups: dict[torch.dtype, list[str]] = {dtype: [] for dtype in _DTYPES}
     for name in sorted(tensors):
         if (dtype := tensors[name].dtype) not in groups:
@@ -242,7 +245,7 @@ def _groups(tensors: Mapping[str, Tensor]) -> dict[torch.dtype, list[str]]:
 
 
 def _header(tensors: Mapping[str, Tensor], groups: Mapping[torch.dtype, list[str]]) -> bytes:
-    """What a safetensors file of these begins with."""
+    """The header of a safetensors file with these tensors."""
     entries: dict[str, dict[str, Any]] = {}
     end = 0
     for dtype, names in groups.items():
@@ -256,7 +259,7 @@ def _header(tensors: Mapping[str, Tensor], groups: Mapping[torch.dtype, list[str
 
 
 def latest(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole. A damaged one is named to `warn`, and the one before it is tried."""
+    """The newest whole checkpoint. A damaged one is reported to `warn`, and the one before it is tried."""
     paths = _newest_first(run)
     for path in paths:
         try:
@@ -264,14 +267,14 @@ def latest(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         except MaplError as error:
             warn(f"{error}; trying the one before it")
     if paths:
-        raise MaplError(f"no checkpoint in {str(run / FOLDER)!r} is whole; start the run anew with --overwrite")
+        raise MaplError(f"no checkpoint in {str(run / FOLDER)!r} is whole; start the run again with --overwrite")
     return None
 
 
 def forget_newer(run: Path, rounds: int) -> None:
-    """Drop checkpoints after that of `rounds`, which a run that goes on from there found damaged.
+    """Delete the checkpoints after that of `rounds`: they are damaged, and the run resumes before them.
 
-    They would count among the newest, and push out whole ones.
+    They would count among the newest and push out whole ones.
     """
     for path in _newest_first(run):
         if int(path.name.split("-")[0]) > rounds:
@@ -296,8 +299,8 @@ def load(path: Path) -> Checkpoint:
 
 
 def _newest_first(run: Path) -> list[Path]:
-    found = {path: match for path in (run / FOLDER).glob("*") if (match := _NAME.fullmatch(path.name))}
-    return sorted(found, key=lambda path: (int(found[path][1]), path.name), reverse=True)
+    matches = {path: match for path in (run / FOLDER).glob("*") if (match := _NAME.fullmatch(path.name))}
+    return sorted(matches, key=lambda path: (int(matches[path][1]), path.name), reverse=True)
 
 
 def _beginning(digest: hashlib._Hash) -> str:

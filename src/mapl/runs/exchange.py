@@ -17,13 +17,13 @@ from mapl.network.transport import Leg
 
 NOTHING = Inbox.of([])
 LARGEST = 2**32
-"""Bytes of a letter that a reader looks at, where the recipe sets no limit."""
+"""The largest letter, in bytes, that is read if the recipe sets no limit."""
 
 
 def look_around(
     method: Method[Any], clients: Sequence[Client], server: Server | None, topology: Topology, round: int
 ) -> None:
-    """Tell every node whom it can reach this round. Where there is a server, it is all that a client can reach."""
+    """Tell every node whom it can reach this round. With a server, a client reaches only the server."""
     if not isinstance(method, Centralised):
         for client in clients:
             client.neighbours = topology.neighbours(round, client.id)
@@ -37,9 +37,9 @@ def look_around(
 
 @dataclass
 class Exchange:
-    """The exchanges of one round, for the clients that this process holds, and for the server if it lives here.
+    """The exchanges of one round, for the clients that this process holds and the server, if it lives here.
 
-    All letters of an exchange are written before anybody reads: nobody reads what was adjusted in the same round.
+    All letters of an exchange are written before any is read, so nobody reads what was adjusted in the same round.
     """
 
     method: Method[Any]
@@ -52,7 +52,7 @@ class Exchange:
     """The largest letter in bytes."""
 
     def run(self) -> list[tuple[Client, Inbox]]:
-        """Every client with its inbox. What did not arrive is not in it."""
+        """Every client with its inbox. Letters that did not arrive are missing from it."""
         method = self.method
         inboxes = self._through_server(method) if isinstance(method, Centralised) else self._between_peers()
         return [(client, inboxes.get(client.id, NOTHING)) for client in self.clients]
@@ -73,7 +73,7 @@ class Exchange:
         return self._send("replies", common, {c.id: requests[c.id] for c in writers}, personal)
 
     def _replies(self, method: Centralised[Any], inbox: Inbox) -> dict[int, Letter | None]:
-        """The server's letter, by sender; or where the method is personal, its letters by reader."""
+        """The server's letter, by sender; for a personal method, its letters by reader."""
         assert self.server is not None
         aggregate = method.aggregate(self.server, self.round, inbox)
         if method.personal:
@@ -81,7 +81,7 @@ class Exchange:
         return {self.server.id: method.reply(self.server, self.server.id, self.round, aggregate)}
 
     def _open(self, method: Centralised[Any], clients: Sequence[Client], requests: Mapping[int, Tensor]) -> None:
-        """The letters that some methods exchange once: one to each client, one from it."""
+        """The letters that some methods exchange once: one to each client, one back."""
         first = {self.server.id: method.opening(self.server)} if self.server and len(self.server.neighbours) else {}
         heard = self._send("opening", first, {c.id: requests[c.id] for c in clients})
         answers = {c.id: method.answer(c, heard[c.id]) for c in clients if len(heard[c.id])}
@@ -135,7 +135,7 @@ def check_size(letter: Letter, limit: int | None) -> None:
     if limit is not None and (size := nbytes(letter)) > limit:
         raise MaplError(
             f"network.letter_limit: got {limit:,} bytes, but the letter of client {letter.sender} has {size:,}; "
-            "raise the limit, or take smaller backbones"
+            "raise the limit, or use smaller backbones"
         )
 
 
@@ -147,6 +147,6 @@ def opens(method: Method[Any], round: int) -> bool:
 def letters_ahead(method: Method[Any], clients: Sequence[Client], round: int) -> int:
     """How many letters this round will carry."""
     asked = sum(len(method.wants(client, round)) for client in clients)
-    if isinstance(method, Centralised):  # there and back, and before that an opening and its answer
+    if isinstance(method, Centralised):  # letter and reply, and before them an opening and its answer
         return 4 * asked if opens(method, round) else 2 * asked
     return asked

@@ -1,4 +1,4 @@
-"""Models that leave the run: a client's weights as safetensors, or a whole program that maps pixels to logits."""
+"""Export of models: a client's weights as safetensors, or a whole program that maps pixels to logits."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ PIXELS: dict[str, torch.dtype] = {"uint8": torch.uint8, "float32": torch.float32
 
 
 class Classifier(nn.Module):
-    """What a client is to those who use it: images (N, C, H, W), uint8 or float in [0, 1], to logits (N, K).
+    """A client's model for use outside the run: images (N, C, H, W), uint8 or float in [0, 1], to logits (N, K).
 
-    The normalisation is inside, so that nobody who serves it has to know the numbers.
+    It normalises the images itself, so users need not know the mean and the standard deviation.
     """
 
     mean: Tensor
@@ -87,7 +87,7 @@ def export_run(
     "safetensors": client-003.safetensors, the weights of backbone, head and the method's own networks, with a card as
     metadata; see `load_model`.
     "torch-export": client-003.pt2, a program for `torch.export.load` that needs neither mapl nor the backbone's code,
-    and its card client-003.json. A program takes one type of number: bytes, or with pixels="float32" floats in [0, 1].
+    and its card client-003.json. A program takes one dtype: uint8, or floats in [0, 1] with pixels="float32".
     """
     folder, to = Path(folder), Path(to)
     for name, value, allowed in (("format", kind, SUFFIXES), ("pixels", pixels, PIXELS)):
@@ -102,7 +102,7 @@ def export_run(
     if not overwrite:
         _check_free([path for client in chosen for path in _paths(to, client, kind)])
     if kind == "safetensors" and type(part.method).scores is not Method.scores:
-        warn(f"{part.recipe.method.name} need not classify by its head, which is what safetensors files hold")
+        warn(f"{part.recipe.method.name} need not classify by its head, but a model loaded from safetensors does")
     tested = next((line for line in reversed(load(folder).rounds) if line.accuracy is not None), None)
     written: list[Path] = []
     for client in chosen:
@@ -115,7 +115,7 @@ def export_run(
 def load_model(path: str | Path, backbone: Backbone | None = None) -> Classifier:
     """The classifier of a safetensors file that `export_run` wrote, ready for use.
 
-    A backbone that is not one of mapl's own has to be given: a file is data, and does not choose what is imported.
+    A backbone that is not one of mapl's own must be given: a file is data and does not choose what is imported.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
@@ -127,11 +127,11 @@ def load_model(path: str | Path, backbone: Backbone | None = None) -> Classifier
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise MaplError(f"{str(path)!r} is not a model that mapl exported: {error}") from error
     if backbone is None and ":" in name:
-        raise MaplError(f"{str(path)!r} has the backbone {name!r}: import it yourself, and give it as backbone=…")
+        raise MaplError(f"{str(path)!r} has the backbone {name!r}: import it yourself, and pass it as backbone=…")
     network = (backbone or find_backbone(name))((channels, height, width), embedding)
     model = Classifier(network, nn.Linear(embedding, classes), mean, std)
     try:
-        # A method's own networks are in the file for whoever can build them.
+        # The method's own networks are in the file for those who can build them.
         model.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith("own.")})
     except RuntimeError as error:
         raise MaplError(f"the weights in {str(path)!r} do not fit the backbone {name!r}: {_sentence(error)}") from error
@@ -154,7 +154,7 @@ def _paths(to: Path, client: Client, kind: Kind) -> list[Path]:
 
 
 def _check_free(paths: Sequence[Path]) -> None:
-    """Before anything is written, so that a refusal changes nothing."""
+    """Refuse existing files before anything is written, so that a refusal changes nothing."""
     for path in paths:
         if path.exists():
             raise MaplError(f"{str(path)!r} exists already; choose another folder, or give --overwrite")
@@ -171,7 +171,7 @@ def _write(files: Mapping[Path, bytes]) -> list[Path]:
 
 
 def _card(part: Part, client: Client, tested: Round | None) -> Card:
-    """All that one has to know to use a client's model, and where it comes from."""
+    """What a user needs to know about a client's model, and where it comes from."""
     mean, std = _normalisation(part)
     return {
         "client": client.id,
@@ -185,7 +185,7 @@ def _card(part: Part, client: Client, tested: Round | None) -> Card:
         "run": client.run,
         "method": part.recipe.method.name,
         "rounds": part.round,
-        # At the last test: in which round that was, and whether before or after the client adjusted to what it heard.
+        # From the last test: its round, and whether it came before or after the client absorbed its letters.
         "accuracy": tested.accuracy[part.clients.index(client)] if tested and tested.accuracy else None,
         "accuracy_round": tested.round if tested else None,
         "accuracy_moment": part.recipe.evaluate.moment if tested else None,
@@ -193,7 +193,7 @@ def _card(part: Part, client: Client, tested: Round | None) -> Card:
 
 
 def _normalisation(part: Part) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation a channel, as the decimals they were given as and not as float32 stretches them."""
+    """Mean and standard deviation per channel, as the decimals that were given, without float32's extra digits."""
     augmentation = part.engine.augmentation
     mean, std = (
         [float(str(x)) for x in tensor.flatten().numpy()] for tensor in (augmentation._mean, augmentation._std)
@@ -210,7 +210,7 @@ def _weights(client: Client, card: Card) -> tuple[bytes]:
 
 
 def _program(part: Part, client: Client, card: Card, pixels: Pixels) -> tuple[bytes, bytes]:
-    # By the method's scores, which for some methods are not the head's logits: so it answers as it did when tested.
+    # The method's scores, which need not be the head's logits: the program then answers as the client did in tests.
     model = Classifier(
         client.model.backbone,
         client.model.head,
@@ -228,31 +228,31 @@ def _program(part: Part, client: Client, card: Card, pixels: Pixels) -> tuple[by
 
 @torch.no_grad()
 def _exported(client: Client, model: Classifier, dtype: torch.dtype) -> torch.export.ExportedProgram:
-    """The program of a classifier, checked on a number of images that it was not exported with."""
+    """The program of a classifier, checked on a batch size that it was not exported with."""
     images = torch.zeros(5, *client.test.pixels.shape[1:], dtype=torch.uint8)
     images[: len(client.test)] = client.test.pixels[:5]
     images = images if dtype == torch.uint8 else images / 255
     who = f"client {client.id} (backbone {client.backbone!r})"
     try:
-        with redirect_stderr(io.StringIO()):  # where torch prints pages about what it cannot do
-            # Two images, because a batch of one would be taken for a constant.
+        with redirect_stderr(io.StringIO()):  # torch prints pages there about what it cannot do
+            # Two images: torch would treat a batch of one as a constant.
             program = torch.export.export(model, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
         ours, theirs = model(images), program.module()(images)
-    except Exception as error:  # torch.export has no common class for what it cannot do
+    except Exception as error:  # torch.export's errors have no common class
         raise MaplError(f"{who} cannot be exported: {_sentence(error)}") from error
     if not torch.allclose(ours, theirs, atol=1e-5):
-        raise MaplError(f"{who} cannot be exported: its program gives other logits than it does")
+        raise MaplError(f"{who} cannot be exported: its program gives different logits")
     return program
 
 
 def _sentence(error: Exception) -> str:
-    """The beginning of what torch said; the rest is for those who debug torch."""
+    """The first two lines of torch's message; the rest is for debugging torch."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2]) if lines else type(error).__name__
 
 
 def _value(text: str) -> Any:
-    """A value of the card, which safetensors keeps as text."""
+    """A value of the card, which safetensors stores as text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Files that are never half-written, and folders that have one writer at a time."""
+"""Files that are never half-written, and folders with one writer at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if sys.platform != "win32":
 
 
 def write_aside(path: Path, data: bytes | memoryview) -> None:
-    """Write a file aside and rename it, so that `path` is either the old file or the whole new one."""
+    """Write a temporary file and rename it, so that `path` is either the old file or the whole new one."""
     write_parts(path.with_name(f".{path.name}.{os.getpid()}"), [data], lambda: path)
 
 
 def write_parts(aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path]) -> Path:
-    """The same for a file that comes in parts, and whose name is known when all are written. Returns its path."""
+    """The same for a file that comes in parts and whose name is known only at the end. Returns its path."""
     try:
         with aside.open("wb") as file:
             for part in parts:
@@ -35,7 +35,7 @@ def write_parts(aside: Path, parts: Iterable[bytes | memoryview], path: Callable
 
 
 def sync(paths: Iterable[Path]) -> None:
-    """Wait until what was written to these files, where they exist, is on the disk."""
+    """Flush these files to disk, where they exist."""
     for path in paths:
         if path.exists():
             with path.open("rb") as file:
@@ -44,9 +44,9 @@ def sync(paths: Iterable[Path]) -> None:
 
 @contextmanager
 def only_writer(folder: Path, what: str = "run") -> Iterator[None]:
-    """Hold the folder of a run, or of what else it is; whoever else wants to write it meanwhile is told so.
+    """Lock a folder against other writers; raise `Busy` if another process holds it. `what` names it in the error.
 
-    The kernel keeps the lock, on the folder itself: it leaves no file behind and ends with the process, even kill -9.
+    It is a kernel lock on the folder itself: it leaves no file behind and ends with the process, even after kill -9.
     """
     if sys.platform == "win32" or not folder.is_dir():
         yield
@@ -58,7 +58,7 @@ def only_writer(folder: Path, what: str = "run") -> Iterator[None]:
         except BlockingIOError as error:
             raise Busy(f"another process is writing {what} {str(folder)!r}; wait for it, or end it") from error
         except OSError:
-            pass  # a file system without locks: then it is as it would be without this function
+            pass  # the file system has no locks: continue without one
         yield
     finally:
         os.close(descriptor)

@@ -1,12 +1,12 @@
-"""The collaboration graph on disk: W round by round, sparse, appended once, and read without replaying.
+"""The collaboration graph on disk: a sparse W for every round, append-only and readable without replay.
 
-Two files of a run's folder, both in the machine's little-endian order:
+Two files in a run's folder, both little-endian:
 
     graph.rows     rows of W, one after another: n, then n ids (int64), then n weights (float64), zeros left out
-    graph.index    one record per round (int64): where graph.rows ended, then for each client where its row lies
+    graph.index    one record per round (int64): where graph.rows ended, then the offset of each client's row
 
-A row is appended when it changes. A record points to every client's current row, so W of any round takes one record and
-one row per client to read. A client that has not mixed yet has -1 in the index, and its row of the identity in W.
+A row is appended when it changes. A record points to every client's current row, so reading W of any round takes one
+record and one row per client. A client that has not mixed yet has -1 in the index and, in W, its row of the identity.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GraphWriter:
         self._end = 0
 
     def cut(self, rounds: int) -> None:
-        """Go on after so many rounds: forget what was written later."""
+        """Continue after the first `rounds` rounds: drop what was written later."""
         graph = Graph(self._rows.parent, self._clients)
         if not rounds or not self._index.exists():
             self._rows.unlink(missing_ok=True)
@@ -56,7 +56,7 @@ class GraphWriter:
         self._last = {c: _encoded(*row) for c, row in graph.rows(rounds - 1).items()}
 
     def append(self, rows: dict[int, Peers]) -> None:
-        """Write down a round's W: the rows of all clients that have one."""
+        """Append a round's W: the rows of all clients that have one."""
         if not rows and not self._index.exists():
             return  # a method without a graph
         new: list[bytes] = []
@@ -84,7 +84,7 @@ class Graph:
 
     @property
     def exists(self) -> bool:
-        """Whether the run's method has a graph, and a round was played."""
+        """Whether the run's method has a graph and a round has been played."""
         return (self.folder / INDEX).exists()
 
     def record(self, round: int) -> NDArray[np.int64]:
@@ -98,7 +98,7 @@ class Graph:
         return np.frombuffer(data, "<i8")
 
     def rows(self, round: int, known: NDArray[np.int64] | None = None) -> dict[int, Row]:
-        """The rows of W at the end of a round, by client; of clients in `known` places, only those that moved."""
+        """The rows of W at the end of a round, by client. With `known` offsets, only rows whose offset changed."""
         if not self.exists:
             return {}
         offsets = self.record(round)[1:]
@@ -127,9 +127,9 @@ def fill(matrix: Tensor, rows: dict[int, Row]) -> None:
 
 
 def _encoded(ids: NDArray[np.int64], weights: NDArray[np.float64]) -> bytes:
-    some = weights != 0
-    if not some.all():
-        ids, weights = ids[some], weights[some]
+    nonzero = weights != 0
+    if not nonzero.all():
+        ids, weights = ids[nonzero], weights[nonzero]
     return len(ids).to_bytes(8, "little") + ids.astype("<i8").tobytes() + weights.astype("<f8").tobytes()
 
 
@@ -140,5 +140,5 @@ def _decoded(data: NDArray[np.uint8], offset: int) -> Row:
     start, middle, end = offset + 8, offset + 8 + 8 * count, offset + 8 + 16 * count
     if count < 0 or end > len(data):
         raise MaplError(f"{ROWS} is damaged: the row at byte {offset} does not fit")
-    # Copies: whoever keeps a row should not keep the file open.
+    # Copies, so that keeping a row does not keep the file open.
     return np.array(data[start:middle]).view("<i8"), np.array(data[middle:end]).view("<f8")

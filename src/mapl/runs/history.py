@@ -1,4 +1,4 @@
-"""What a run writes down, and how it is read again.
+"""What a run writes to disk, and how it is read.
 
 A run's folder:
 
@@ -6,9 +6,9 @@ A run's folder:
     clients.json     who the clients are: backbone, classes, number of images
     history.jsonl    one line per round; equal runs have equal bytes
     graph.rows       who listens to whom, where the method has a graph; graph.index points into it (see `graph`)
-    times.jsonl      how long each round took, kept apart because no two runs agree on it
-    checkpoints/     everything needed to go on
-    profile.json     where the seconds went, if that was asked for
+    times.jsonl      how long each round took; separate because it differs even between equal runs
+    checkpoints/     everything needed to resume
+    profile.json     where the time went, if the run was profiled
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Round:
     messages: int
     bytes: int
     all_images: list[float] | None = None
-    """Accuracy by client with all test images of its classes; None where that was not asked for."""
+    """Accuracy by client on all test images of its classes; None if not asked for."""
 
     def line(self) -> str:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -92,14 +92,14 @@ class Record:
 
     @property
     def accuracy(self) -> Tensor:
-        """Accuracy by client (M,) at the last test: the number that is reported, never the best one."""
+        """Accuracy by client (M,) at the last test. This is the number to report, never the best one."""
         if not self.tested:
             raise MaplError(f"run {str(self.folder)!r} has not been tested yet")
         return torch.tensor(self.tested[-1].accuracy, dtype=torch.float64)
 
     @property
     def all_images(self) -> Tensor | None:
-        """The same with all test images of each client's classes; None where the recipe does not ask for it."""
+        """The same on all test images of each client's classes; None if the recipe does not ask for it."""
         last = self.tested[-1].all_images if self.tested else None
         return None if last is None else torch.tensor(last, dtype=torch.float64)
 
@@ -110,7 +110,7 @@ class Record:
 
     @property
     def std(self) -> float:
-        """Population standard deviation over clients, as the paper prints."""
+        """Population standard deviation over clients, as in the paper."""
         return float(self.accuracy.std(correction=0))
 
     @property
@@ -132,10 +132,10 @@ class Record:
 
     @cached_property
     def profile(self) -> dict[str, Any] | None:
-        """Where the seconds of the last profiled part of the run went; None if none was profiled."""
+        """Where the time of the last profiled part of the run went; None if nothing was profiled."""
         path = self.folder / PROFILE
-        found: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
-        return found
+        contents: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+        return contents
 
     @property
     def graph(self) -> Graph:
@@ -158,16 +158,16 @@ class OlderRun(MaplError):
     """The run's folder was written by an older version."""
 
     def __init__(self) -> None:
-        super().__init__("it was written by an older version of mapl, which this one does not read; run it again")
+        super().__init__("it was written by an older version of mapl, which this version cannot read; run it again")
 
 
 def decode_all(data: bytes) -> list[Round]:
-    """The rounds of a history; a last line that was cut off (a crash) is left out."""
+    """The rounds of a history, without a last line that a crash cut off."""
     return [Round.of_line(line) for line in data.split(b"\n")[:-1] if line]
 
 
 def cut_history(path: Path, rounds: int, change: Callable[[Round], Round]) -> None:
-    """Make a history end after so many rounds, with its last line changed."""
+    """Cut a history after `rounds` rounds and change its last line."""
     if not rounds:
         path.unlink(missing_ok=True)
         return
@@ -176,15 +176,15 @@ def cut_history(path: Path, rounds: int, change: Callable[[Round], Round]) -> No
         for number in range(rounds):
             start, line = start + len(line), file.readline()
             if not line.endswith(b"\n"):
-                raise MaplError(f"{str(path)!r} has {number} rounds, but its checkpoint is of {rounds}")
+                raise MaplError(f"{str(path)!r} has {number} rounds, but its checkpoint has {rounds}")
         file.seek(start)
-        # Written over in one piece: a run that is killed here has a whole line, and at worst a rest to cut off again.
+        # One write: a run killed here has a whole line, and at worst a tail that is cut off next time.
         file.write(change(Round.of_line(line)).line().encode())
         file.truncate()
 
 
 def load(folder: str | Path) -> Record:
-    """Read a run: what it was, who took part, and what happened in every round."""
+    """Read a run: its recipe, its clients, and what happened in every round."""
     folder = Path(folder)
     recipe = load_recipe(folder)
     try:

@@ -1,4 +1,4 @@
-"""Many runs at once, one process per core. Finished runs are left alone, stopped ones go on."""
+"""Many runs at once, one process per core. Finished runs are left alone, stopped ones resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mapl.runs.history import HISTORY, RECIPE, load, load_recipe
 from mapl.runs.run import resume, run
 
 Watcher = Callable[[int, int], None]
-"""Told about twice a second how many rounds of all jobs are done, and how many there are."""
+"""Called about twice a second with the rounds done by all jobs, and their total."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ def carry_out(
     stop: Callable[[], bool] = lambda: False,
     watch: Watcher = lambda done, total: None,
 ) -> bool:
-    """Run all jobs, one process per core. Returns whether all of them are finished now.
+    """Run all jobs, one process per core. Returns whether all of them are finished.
 
-    Once `stop` says yes, or a job fails, no other job begins, and the running ones finish their round and save. The
-    error of a failed job is raised once they have. Any exception in this process, such as KeyboardInterrupt, kills the
-    running jobs at once; each goes on from its last checkpoint the next time.
+    Once `stop` returns true or a job fails, no new job starts, and the running ones finish their round and save. Then
+    the error of a failed job is raised. Any exception in this process, such as KeyboardInterrupt, kills the running
+    jobs at once. Each resumes from its last checkpoint the next time.
     """
     for job in jobs:
         _check_folder(job)
@@ -54,13 +54,13 @@ def carry_out(
 
 
 def _check_folder(job: Job) -> None:
-    """Raised before anything is trained, not when the job's turn comes."""
+    """Refuse a run of another recipe before anything is trained, not when the job's turn comes."""
     if (job.folder / RECIPE).exists() and load_recipe(job.folder) != job.recipe():
         raise MaplError(f"{str(job.folder)!r} is a run of another recipe: choose another folder, or remove it")
 
 
 def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher) -> list[Future[bool]]:
-    """Every job's future, done: whether its run is finished, or its error."""
+    """Every job's future, completed: whether its run is finished, or its error."""
     # A spawned process has no threads. A forked one would have copies of ours, with their locks held.
     context = multiprocessing.get_context("spawn")
     stopping, others = context.Event(), set(multiprocessing.active_children())
@@ -77,7 +77,7 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
         watch(_rounds_done(jobs), total)
         pool.shutdown()
     except BaseException:
-        # Nobody waits for the runs any more. What they have written is whole whenever they end.
+        # Nobody waits for the runs any more, and what they have written is whole whenever they are killed.
         with _ctrl_c_ignored():
             for worker in set(multiprocessing.active_children()) - others:
                 worker.kill()
@@ -88,9 +88,9 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
 
 @contextmanager
 def _ctrl_c_held_back() -> Iterator[None]:
-    """Ctrl-C reaches this process a moment later, and never the processes that are started meanwhile.
+    """Delay Ctrl-C for this process, and block it in the processes started meanwhile.
 
-    A terminal sends it to them too, and they take seconds to import what tells them to ignore it.
+    A terminal sends it to them too, and they spend seconds on imports before they can ignore it.
     """
     if sys.platform == "win32":
         yield
@@ -104,7 +104,7 @@ def _ctrl_c_held_back() -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
-    """For the moment in which the workers are killed: one that is left alive would keep this process from ending."""
+    """Used while the workers are killed: one left alive would keep this process from ending."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -113,18 +113,18 @@ def _ctrl_c_ignored() -> Iterator[None]:
 
 
 _stopping: Event
-"""In a worker: whether to stop. A process can be given it only when it starts, not with each job."""
+"""In a worker: whether to stop. An event can be passed to a process only when it starts, not with a job."""
 
 
 def _begin(stopping: Event) -> None:
-    """The first thing that a worker does."""
+    """Set up a worker, before its first job."""
     global _stopping
     _stopping = stopping
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
 
 
 def _carry_out(job: Job) -> bool:
-    # Asked here, because a pool hands out jobs ahead of time and those cannot be cancelled.
+    # Checked here: a pool hands out jobs ahead of time, and those cannot be cancelled.
     if _stopping.is_set():
         return False
     if not (job.folder / RECIPE).exists():
@@ -133,7 +133,7 @@ def _carry_out(job: Job) -> bool:
 
 
 def _rounds_done(jobs: Sequence[Job]) -> int:
-    """Read off the histories of their runs."""
+    """Counted in the histories of the runs."""
     return sum(_lines(job.folder / HISTORY) for job in jobs)
 
 

@@ -1,4 +1,4 @@
-"""A part of the network in memory: some or all of its clients, and how they are saved and brought back."""
+"""A part of the network in memory: some or all of its clients, and how they are saved and restored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mapl.runs.history import RECIPE, ClientCard, OlderRun
 class Part:
     """The clients that this process holds, and what trains and connects them.
 
-    A simulation holds everybody, a shard of a cluster some, a peer one. A round is the same code for each.
+    A simulation holds all clients, a shard of a cluster some, a peer one. A round is the same code for each.
     """
 
     recipe: Recipe
@@ -47,7 +47,7 @@ class Part:
     topology: Topology
     transport: Transport
     server: Server | None = None
-    """The middle of a centralised method, if it lives here."""
+    """The server of a centralised method, if it lives here."""
     ledger: Ledger = field(default_factory=Ledger)
     round: int = 0
     """How many rounds have been played."""
@@ -59,7 +59,7 @@ class Part:
 
 
 def given_in_python(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Recipe:
-    """The recipe that says truly what is run when data or backbones are given as objects."""
+    """The recipe of what really runs when data or backbones are given as objects."""
     if data is not None:
         recipe = recipe.model_copy(update={"data": DataSettings(name=GIVEN_IN_PYTHON)})
     if backbones:
@@ -68,14 +68,14 @@ def given_in_python(recipe: Recipe, data: Data | None, backbones: Mapping[str, B
 
 
 Data = Dataset | Mapping[int, Dataset]
-"""One data set that is divided among the clients, or one for each client."""
+"""One data set to divide among the clients, or one per client."""
 
 _kept: ContextVar[dict[DataSettings, Dataset] | None] = ContextVar("_kept", default=None)
 
 
 @contextmanager
 def keeping_data() -> Iterator[None]:
-    """Inside, the data set that was loaded last is kept for the next run that names the same one."""
+    """Inside, the last data set loaded is kept for the next run that names the same one."""
     token = _kept.set({})
     try:
         yield
@@ -89,7 +89,7 @@ def load_data(recipe: Recipe) -> Dataset:
     if kept is None:
         return _load(recipe)
     if recipe.data not in kept:
-        kept.clear()  # before it is loaded: two at a time may be more than the memory holds
+        kept.clear()  # before loading: two at once may not fit in memory
         kept[recipe.data] = _load(recipe)
     return kept[recipe.data]
 
@@ -99,10 +99,10 @@ def _load(recipe: Recipe) -> Dataset:
         raise MaplError("the data of this run was given in Python: pass it again, as mapl.resume(folder, data=…)")
     source = find("data set", recipe.data.name, mapl.data.sources)
     if not callable(getattr(source, "load", None)):
-        raise MaplError(f"data set {recipe.data.name!r} is no data source: it should be a class with a method load")
+        raise MaplError(f"data set {recipe.data.name!r} is not a data source: it should be a class with a method load")
     dataset = source().load(recipe.data)
     if not isinstance(dataset, Dataset):
-        raise MaplError(f"data set {recipe.data.name!r} gave a {type(dataset).__name__}, not a mapl.Dataset")
+        raise MaplError(f"data set {recipe.data.name!r} returned a {type(dataset).__name__}, not a mapl.Dataset")
     return dataset
 
 
@@ -115,11 +115,11 @@ def build_part(
     serves: bool = True,
     transport: Transport | None = None,
 ) -> Part:
-    """What a recipe describes, in memory, before its first round: all of the network, or the part that `holds` names.
+    """Build what a recipe describes, as it is before the first round: the whole network, or the clients in `holds`.
 
-    `data` is one data set that the recipe divides among the clients, or one for each client held here: building a part
-    needs the data of that part alone. `serves`: whether the server of a centralised method lives here. `transport`
-    takes the place of the recipe's, which reaches this process alone.
+    `data` is one data set that the recipe divides among the clients, or one per client held here: a part needs only the
+    data of its own clients. `serves`: whether the server of a centralised method lives here. `transport` replaces the
+    recipe's, which reaches only this process.
     """
     held = sorted(range(recipe.clients) if holds is None else set(holds))
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
@@ -142,11 +142,11 @@ def build_part(
         part.server = _server(recipe, first.image, clients[0])
     _check_alike(part)
     if recipe.network.message_budget is not None and not part.whole:
-        raise MaplError("network.message_budget counts the letters of all clients, but this process holds some of them")
+        raise MaplError("network.message_budget counts the letters of all clients, but this process holds only some")
     part.engine.adopt(part.clients)
     for client in part.clients:
         method.prepare(client)
-    part.topology.drawn(0)  # an impossible one is better refused now than in the first round
+    part.topology.drawn(0)  # an impossible one fails now, not in the first round
     _check_letters(part)
     return part
 
@@ -201,13 +201,13 @@ def _shard(recipe: Recipe, dataset: Dataset, shard: Shard) -> _Shard:
 
 
 def _own_shard(dataset: Dataset) -> _Shard:
-    """A client's own data set, all of it. Nobody knows its true cluster."""
+    """A client's own data set, all of it. Its true cluster is unknown."""
     kind = dataset.classes, dataset.image, dataset.mean, dataset.std
     return _Shard(dataset.train, dataset.test, len(dataset.test), 0, *kind)
 
 
 def _check_same_kind(data: Mapping[int, Dataset]) -> None:
-    """Clients work on images of one shape, with the same classes, normalised alike."""
+    """All clients need images of the same shape, classes and normalisation."""
     kinds = {(d.classes, d.image, d.mean, d.std): client for client, d in data.items()}
     if len(kinds) > 1:
         a, b = list(kinds.values())[:2]
@@ -224,7 +224,7 @@ def _clients(
     for i, shard in shards.items():
         name = names[assigned[i]]
         check = name not in backbones
-        backbone = backbones.setdefault(name, given.get(name) or _found(name)) if check else backbones[name]
+        backbone = backbones.setdefault(name, given.get(name) or _find_backbone(name)) if check else backbones[name]
         model = build(name, backbone, recipe.model, shard.image, shard.classes, recipe.seed, i, method.uses(), check)
         client = Client(
             id=i,
@@ -255,28 +255,28 @@ def _add_own_networks(client: Client, method: Method[Any]) -> None:
     client.model.add_own(modules, [name for name, rate in rates.items() if rate == 0])
 
 
-def _found(name: str) -> Backbone:
+def _find_backbone(name: str) -> Backbone:
     try:
         return find_backbone(name)
     except MaplError as error:
-        hint = "" if ":" in name else " One that was given in Python has to be given again, as backbones={…}."
+        hint = "" if ":" in name else " If it was given in Python, pass it again, as backbones={…}."
         raise MaplError(f"{error}{hint}") from error
 
 
 def _check_alike(part: Part) -> None:
-    """A method that averages whole models needs them to have one architecture."""
+    """A method that averages whole models needs a single architecture."""
     first = part.clients[0]
     others = [c for c in part.clients if c.architecture != first.architecture]
     if part.method.homogeneous and others:
         who = ", ".join(f"{c.id} ({c.backbone})" for c in others[:4]) + (", …" if len(others) > 4 else "")
         raise MaplError(
             f"method {part.recipe.method.name!r} needs one architecture, but client {first.id} has {first.backbone!r} "
-            f"and these differ from it: {who}; give model.backbones one name"
+            f"and these differ from it: {who}; set model.backbones to one name"
         )
 
 
 def _check_letters(part: Part) -> None:
-    """A letter that is too large is better refused before the first round than in it."""
+    """Refuse a letter that is too large before the first round, not in it."""
     limit = part.recipe.network.letter_limit
     if limit is None or part.recipe.network.topology.name == "none":
         return
@@ -289,9 +289,10 @@ def _check_letters(part: Part) -> None:
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Inside, everything that is there already stays: Python's garbage collector does not look through it.
+    """Inside, Python's garbage collector skips all objects that already exist.
 
-    The models of 400 clients are a million objects, which would hold a round up for a third of a second now and then.
+    The models of 400 clients are a million objects. Scanning them would now and then delay a round by a third of a
+    second.
     """
     gc.collect()
     gc.freeze()
@@ -302,7 +303,7 @@ def lasting() -> Iterator[None]:
 
 
 def cards(part: Part) -> list[ClientCard]:
-    """Who the clients are."""
+    """A description of each client, for reports."""
     return [
         ClientCard(
             id=c.id,
@@ -318,7 +319,7 @@ def cards(part: Part) -> list[ClientCard]:
 
 
 def saved_state(part: Part) -> dict[str, Tensor]:
-    """Everything that a run needs to go on, as named tensors. What it wrote down stays in its folder."""
+    """Everything a run needs to resume, as named tensors. Its history stays in its folder."""
     tensors: dict[str, Tensor] = {}
     for client in part.clients:
         tensors |= {f"client.{client.id}.model.{k}": v for k, v in client.model.state_dict().items()}
@@ -333,7 +334,7 @@ def saved_state(part: Part) -> dict[str, Tensor]:
 
 
 def _saved_peers(clients: Sequence[Client]) -> dict[str, Tensor]:
-    """The peers of all clients, end to end: four tensors however many clients there are."""
+    """The peers of all clients, concatenated: four tensors for any number of clients."""
     peers = [client.peers for client in clients]
     return {
         "counts": torch.tensor([len(p.ids) for p in peers]),
@@ -345,16 +346,18 @@ def _saved_peers(clients: Sequence[Client]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _restore_models(clients: Sequence[Client], saved: Checkpoint) -> None:
-    """Copy all models' tensors at once: `load_state_dict` takes longer per client than writing a checkpoint does."""
-    here: list[Tensor] = []
-    there: list[Tensor] = []
+    """Copy all tensors at once: `load_state_dict` for each client takes longer than writing a checkpoint."""
+    targets: list[Tensor] = []
+    values: list[Tensor] = []
     for client in clients:
         tensors, section = client.model.state_dict(), saved.section(f"client.{client.id}.model")
         if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in section.items()}:
-            raise MaplError(f"the checkpoint's model of client {client.id} is not of its backbone {client.backbone!r}")
-        here += tensors.values()
-        there += (section[name] for name in tensors)
-    torch._foreach_copy_(here, there)
+            raise MaplError(
+                f"the checkpoint's model of client {client.id} does not fit its backbone {client.backbone!r}"
+            )
+        targets += tensors.values()
+        values += (section[name] for name in tensors)
+    torch._foreach_copy_(targets, values)
 
 
 def _restore_peers(clients: Sequence[Client], saved: Mapping[str, Tensor]) -> None:
@@ -369,20 +372,20 @@ def _bytes_tensor(data: bytes) -> Tensor:
 
 
 def restore(part: Part, saved: Checkpoint) -> None:
-    """Bring a part back to where a checkpoint was taken."""
+    """Set a part to the state in a checkpoint."""
     if "ledger" not in saved.tensors:
         raise OlderRun
     if saved.tensors["recipe"].numpy().tobytes().decode() != part.recipe.fingerprint():
         raise MaplError(
             f"the run's {RECIPE} is not the one that its checkpoint was written with: change it back, or start a new "
-            "run (its name, its rounds and its checkpoints may change)"
+            "run (name, rounds and checkpoint settings may change)"
         )
     _restore_models(part.clients, saved)
     for client in part.clients:
         for name, value in saved.section(f"client.{client.id}.state").items():
             if name in client.state:
                 client.state[name].copy_(value)
-            else:  # a method may put something there later than in `prepare`
+            else:  # a method may add state later than in `prepare`
                 client.state[name] = value
     _restore_peers(part.clients, saved.section("peers"))
     if part.server is not None:

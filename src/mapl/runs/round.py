@@ -1,4 +1,4 @@
-"""One round: learn, write letters, read them, adjust."""
+"""One round: train, write letters, read them, absorb them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mapl.runs.part import Part
 
 
 def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, dict[str, float]]:
-    """One round of the clients that this process holds: train, ask, write, exchange, absorb, record.
+    """Play one round for the clients that this process holds: train, ask, write, exchange, absorb, record.
 
-    Returns its line of the history and the seconds of each part.
+    Returns the round's line of the history, and the seconds of each part.
     """
     clock = clock or Clock()
     seconds = clock.new_round()
@@ -51,7 +51,7 @@ def exchange(part: Part, t: int) -> None:
 
 
 def graph(part: Part) -> dict[int, Peers]:
-    """The rows of W that the clients here have, by client; none where the method has no graph."""
+    """The rows of W of the clients held here, by client; empty if the method has no graph."""
     rows = {client.id: row for client in part.clients if (row := part.method.weights(client)) is not None}
     for client, row in rows.items():
         if not np.isfinite(row.weights).all():
@@ -63,7 +63,7 @@ def graph(part: Part) -> dict[int, Peers]:
 
 
 def _test(part: Part, t: int, moment: str) -> dict[str, list[float]] | None:
-    """Accuracies, if this round is tested and this is the moment for it. Both kinds come from one pass."""
+    """Accuracies, if this round is tested at this moment. Both kinds come from one pass."""
     if part.recipe.evaluate.moment != moment or not (is_tested(part.recipe, t) or _spends_budget(part, t, moment)):
         return None
     answers = part.engine.evaluate_all(part.clients)
@@ -83,13 +83,13 @@ def is_tested(recipe: Recipe, t: int) -> bool:
 
 
 def budget_is_spent(part: Part) -> bool:
-    """Whether the network has sent all the messages that it may."""
+    """Whether the message budget is used up."""
     budget = part.recipe.network.message_budget
     return budget is not None and part.ledger.messages >= budget
 
 
 def _spends_budget(part: Part, t: int, moment: str) -> bool:
-    """Whether this round's letters are the last; then it is tested like any last round."""
+    """Whether this round's letters use up the budget. It is then tested like any last round."""
     budget = part.recipe.network.message_budget
     if budget is None:
         return False

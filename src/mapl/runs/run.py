@@ -1,4 +1,4 @@
-"""The run: a recipe, a loop over rounds, and what it leaves on disk."""
+"""The run: a recipe, a loop over rounds, and the files it writes."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def run(
     overwrite: bool = False,
     profile: bool = False,
 ) -> Record:
-    """Carry out a recipe from its first round and return what happened.
+    """Carry out a recipe from its first round and return the record.
 
-    `data` and `backbones` take the place of what the recipe names, for data and models that live in Python. `stop` is
-    asked after every round whether to save and return early. `folder` is runs/<title> unless it is given. With
-    `profile` the record says where the time went (`record.profile`).
+    `data` and `backbones` replace what the recipe names, for data and models that live in Python. `stop` is called
+    after every round; if it returns true, the run saves and returns early. `folder` defaults to runs/<title>. With
+    `profile`, the record says where the time went (`record.profile`).
     """
     clock = Clock(profile)
     recipe = given_in_python(recipe, data, backbones)
@@ -55,7 +55,7 @@ def run(
                 shutil.rmtree(folder)
         folder.mkdir(parents=True)
         write_aside(folder / CLIENTS, json.dumps([asdict(c) for c in cards(part)], indent=1).encode())
-        # Last, because it makes the folder a run: one that can be resumed from then on.
+        # Last, because it makes the folder a run, which can be resumed from then on.
         write_aside(folder / RECIPE, to_toml(recipe).encode())
     with only_writer(folder):
         return _loop(part, folder, observers, stop, clock)
@@ -72,7 +72,7 @@ def resume(
     warn: Callable[[str], None] = lambda message: None,
     profile: bool = False,
 ) -> Record:
-    """Go on from a run's newest whole checkpoint, to its last round or to `rounds`."""
+    """Resume a run from its newest whole checkpoint, to its last round or to `rounds`."""
     clock, folder = Clock(profile), Path(folder)
     recipe = load_recipe(folder)
     if rounds is not None:
@@ -90,11 +90,11 @@ def resume(
 
 
 def restored_part(folder: str | Path, warn: Callable[[str], None] = lambda message: None) -> Part | None:
-    """A run as its newest whole checkpoint has it, for whoever wants to look at its models; None where it has none."""
+    """A run at its newest whole checkpoint, to look at its models; None if there is no checkpoint."""
     saved = checkpoint.latest(Path(folder), warn)
     if saved is None:
         return None
-    # On the CPU: who looks at models needs no engine that is ready to train them.
+    # On the CPU: looking at models needs no engine that is ready to train.
     recipe = load(folder).recipe
     evaluate = recipe.evaluate.model_copy(update={"all_images": False})
     part = build_part(recipe.model_copy(update={"engine": EngineSettings(device="cpu"), "evaluate": evaluate}))
@@ -137,7 +137,7 @@ def _loop(part: Part, folder: Path, observers: Sequence[Observer], stop: Callabl
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """A disk that is full, or a folder that cannot be written, is an error that says what to do next."""
+    """Turn an OSError, such as a full disk, into an error that says what to do next."""
     try:
         yield
     except OSError as error:
@@ -154,31 +154,31 @@ def _append(path: Path, line: str) -> None:
 
 
 def _check_place(folder: Path, recipe: Recipe, overwrite: bool) -> None:
-    """A run is only ever written over another run, and only when asked."""
+    """Overwrite nothing but another run, and only if asked."""
     if folder.exists() and not folder.is_dir():
         raise MaplError(f"{str(folder)!r} is a file; choose another --name or --out")
     inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if inside and not overwrite:
         other = _another_recipe(folder, recipe) if RECIPE in inside else ""
-        found = f"is a run of another recipe ({other});" if other else "exists already; resume it,"
-        raise MaplError(f"{str(folder)!r} {found} choose another --name, or give --overwrite")
-    # A run that was killed before it had a recipe has nothing but its clients, or a file half-written aside.
+        problem = f"is a run of another recipe ({other});" if other else "exists already; resume it,"
+        raise MaplError(f"{str(folder)!r} {problem} choose another --name, or give --overwrite")
+    # A run killed before it had a recipe has only its clients, or a temporary file.
     if RECIPE not in inside and any(CLIENTS not in name and RECIPE not in name for name in inside):
         raise MaplError(f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another --name")
 
 
 def _another_recipe(folder: Path, recipe: Recipe) -> str:
-    """In what the recipe of a run differs from this one; empty where to resume it is to carry this one out."""
-    there = load_recipe(folder)
-    if there.fingerprint() == recipe.fingerprint():
+    """How the recipe of a run differs from this one; empty if resuming that run carries out this recipe."""
+    existing = load_recipe(folder)
+    if existing.fingerprint() == recipe.fingerprint():
         return ""
-    old, new = (flat(made.model_dump(mode="json")) for made in (there, recipe))
+    old, new = (flat(either.model_dump(mode="json")) for either in (existing, recipe))
     keys = [key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "name"]
     return f"differs in {', '.join(sorted(keys)[:3])}{', …' if len(keys) > 3 else ''}"
 
 
 def _cut_to(folder: Path, part: Part) -> None:
-    """Cut what is written to where the part that was brought back ends: the rounds after it will be played again."""
+    """Cut the files after the restored part's last round: later rounds will be played again."""
 
     def last(line: Round) -> Round:
         # The last round of a shorter run was tested only because it was the last.
@@ -192,6 +192,6 @@ def _cut_to(folder: Path, part: Part) -> None:
 
 
 def _cut_times(path: Path, rounds: int) -> None:
-    """Keep the times of the rounds that are kept; a last line that was cut off (a crash) is left out."""
+    """Keep the times of the first `rounds` rounds, without a last line that a crash cut off."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     write_aside(path, b"".join(line + b"\n" for line in lines if json.loads(line)["round"] < rounds))

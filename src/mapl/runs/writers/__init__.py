@@ -1,4 +1,4 @@
-"""Writers: one a file. Each is made with a run's folder and called after every round, to tell other programs of it."""
+"""Writers, one per file. Each is constructed with a run's folder and called after every round."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mapl.runs.run import Observer
 
 
 def open_writers(names: Sequence[str], folder: str | Path) -> list[Observer]:
-    """The writers of these names or import paths, for the run in `folder`; one that is named twice is opened once.
+    """The writers with these names or import paths, for the run in `folder`. One that is named twice is opened once.
 
-    Nothing is written before the first round: until then the folder may hold another run, about to be replaced.
+    Nothing is written before the first round: until then the folder may hold another run that is about to be replaced.
     """
     return [_open(name, Path(folder)) for name in dict.fromkeys(names)]
 
 
 def _open(name: str, folder: Path) -> Observer:
-    maker: Any = find("writer", name, mapl.runs.writers)
-    writer: Any = maker(folder) if callable(maker) else None
+    kind: Any = find("writer", name, mapl.runs.writers)
+    writer: Any = kind(folder) if callable(kind) else None
     if not callable(writer):
         raise MaplError(
-            f"writer {name!r} is no writer: it should be a class that is made with the run's folder and called with "
+            f"writer {name!r} is not a writer: it should be a class constructed with the run's folder and called with "
             "(recipe, round, seconds)"
         )
     observer: Observer = writer

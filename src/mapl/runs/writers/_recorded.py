@@ -1,4 +1,4 @@
-"""What a run has written down about the rounds before the one that a writer is called with."""
+"""What a run has recorded of the rounds before the one that a writer is called with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mapl.runs.history import RECIPE, Round, load
 
 
 def recorded(folder: Path, before: int) -> list[tuple[Round, dict[str, float]]]:
-    """Each earlier round with the seconds of its parts; nothing where `folder` is not that of a run."""
+    """Each earlier round with the seconds of its parts; empty if `folder` is not that of a run."""
     if before == 0 or not (folder / RECIPE).is_file():
         return []
     record = load(folder)

@@ -21,9 +21,9 @@ Row = dict[str, Any]
 
 
 class CsvFile:
-    """Two tables: rounds.csv (one row a round) and clients.csv (one row a tested round and client).
+    """Two tables: rounds.csv (one row per round) and clients.csv (one row per tested round and client).
 
-    Rounds that are played again after a crash replace the rows they had; a row that a kill cut off is written anew.
+    Rounds that are played again after a crash replace their old rows. A row that a kill cut off is rewritten.
     """
 
     name: ClassVar[str] = "csv"
@@ -36,7 +36,7 @@ class CsvFile:
 
     def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
         try:
-            # Not when it is made: by the first round a run that is to be overwritten is gone, with its tables.
+            # Not in __init__: a run that is to be overwritten, and its tables, are gone only by the first round.
             if line.round != self._next:
                 self._take_up(line.round)
             self._rounds.append([_round_row(line, seconds)])
@@ -46,10 +46,10 @@ class CsvFile:
         self._next = line.round + 1
 
     def _take_up(self, start: int) -> None:
-        """Make the tables say what happened before round `start`, and nothing else.
+        """Make the tables hold the rounds before `start`, and nothing else.
 
-        The history knows it best: it has the round whose row a kill cut off, and those from before this writer was
-        asked for. In a folder without one, the rows that are there and whole are kept.
+        The history is the better source: it has the round whose row a kill cut off, and the rounds before this writer
+        was first used. In a folder without a history, the whole rows of the tables are kept.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         if past := recorded(self.folder, start):
@@ -61,7 +61,7 @@ class CsvFile:
 
 
 def _round_row(line: Round, seconds: dict[str, float]) -> Row:
-    """The columns that every run has, then one a term of the loss."""
+    """The columns that every run has, then one per loss term."""
     return {
         "round": line.round,
         "accuracy": fmean(line.accuracy) if line.accuracy else None,
@@ -84,7 +84,7 @@ def _client_rows(line: Round) -> list[Row]:
 
 
 class _Table:
-    """A CSV file that grows by whole lines; a new column makes it be written anew."""
+    """A CSV file that grows by whole lines. A new column means rewriting it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -110,11 +110,11 @@ class _Table:
         try:
             return [row for row in self._read() if int(row["round"]) < start]
         except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise MaplError(f"{str(self.path)!r} is not a table of mapl's, so it is not overwritten") from error
+            raise MaplError(f"{str(self.path)!r} is not a table written by mapl, so it is not overwritten") from error
 
     def _read(self) -> list[Row]:
         data = self.path.read_bytes() if self.path.exists() else b""
-        whole = data[: data.rfind(b"\n") + 1].decode()  # a kill may have cut the last line off
+        whole = data[: data.rfind(b"\n") + 1].decode()  # a kill may have cut off the last line
         return list(csv.DictReader(io.StringIO(whole, newline="")))
 
 

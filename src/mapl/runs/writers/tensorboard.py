@@ -18,7 +18,7 @@ __all__ = ["TensorBoard"]
 class TensorBoard:
     """Curves for TensorBoard: accuracy, losses, messages, bytes and seconds, in tensorboard/; needs mapl[tensorboard].
 
-    Rounds that are played again after a crash hide the points they had.
+    Rounds that are played again after a crash hide their old points.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -26,7 +26,7 @@ class TensorBoard:
     def __init__(self, folder: str | Path):
         self.run = Path(folder)
         self.folder = self.run / "tensorboard"
-        try:  # now, so that what is missing is said before the first round and not after it
+        try:  # here, so that a missing package is reported before the first round
             self._library: Any = importlib.import_module("torch.utils.tensorboard")
         except ImportError as error:
             raise MaplError(
@@ -41,15 +41,15 @@ class TensorBoard:
             if line.round != self._next:
                 self._take_up(line.round)
             self._write(line, seconds)
-            self._events.flush()  # so that a kill costs no round that is over
+            self._events.flush()  # so that a kill loses no finished round
         except OSError as error:
             raise MaplError(f"the curves in {str(self.folder)!r} could not be written ({error})") from error
         self._next = line.round + 1
 
     def _take_up(self, start: int) -> None:
-        """Begin a file of events that hides what earlier ones have from round `start` on.
+        """Start an event file that hides the points of earlier files from round `start` on.
 
-        A run that had no curves until now gets those of its earlier rounds.
+        A run without curves so far also gets those of its earlier rounds.
         """
         if self._events is not None:
             self._events.close()
