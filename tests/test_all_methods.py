@@ -283,8 +283,8 @@ def test_every_method_runs_from_the_command_line(method, tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("backbones", "who"),
     [
-        (["mlp", "cnn", "mlp", "mlp"], "client 0 has 'mlp' and these differ from it: 1 (cnn); give"),
-        (["cnn", "mlp"], "client 0 has 'cnn' and these differ from it: 1 (mlp), 3 (mlp), 5 (mlp), 7 (mlp), …; give"),
+        (["mlp", "cnn", "mlp", "mlp"], "client 0 has 'mlp' and these differ from it: 1 (cnn);"),
+        (["cnn", "mlp"], "client 0 has 'cnn' and these differ from it: 1 (mlp), 3 (mlp), 5 (mlp), 7 (mlp), …;"),
     ],
 )
 def test_averages_of_whole_models_refuse_models_that_differ_and_say_whose(method, backbones, who, tmp_path):

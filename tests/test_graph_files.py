@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mapl
-from conftest import row_of, small
-from mapl import MaplError
+from conftest import row_of, small, stop_after
+from mapl import Client, Inbox, MaplError
 from mapl.client import Peers
+from mapl.methods.dfedavgm import DFedAvgM
 from mapl.runs.graph import INDEX, ROWS, Graph, GraphWriter, fill
 from mapl.runs.part import build_part
 from mapl.runs.round import graph, play_round
@@ -125,3 +126,41 @@ def test_weights_that_are_no_numbers_end_a_run() -> None:
     part.clients[2].peers.weights[:] = np.nan
     with pytest.raises(MaplError, match="client 2 are no longer finite in round 0"):
         graph(part)
+
+
+class LateGraph(DFedAvgM):
+    """Has no row of W in its first two rounds."""
+
+    def weights(self, client: Client) -> Peers | None:
+        return client.peers if len(client.peers.ids) > 1 and client.state["rounds"] > 2 else None
+
+    def prepare(self, client: Client) -> None:
+        client.state["rounds"] = torch.zeros((), dtype=torch.int64)
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        client.state["rounds"].add_(1)
+        super().absorb(client, round, inbox)
+
+
+@pytest.mark.parametrize("stopped", [None, 1, 3])
+def test_a_graph_that_begins_later_has_empty_rounds_before_it(tmp_path: Path, stopped: int | None) -> None:
+    recipe = small("test_graph_files:LateGraph", rounds=4, model={"backbones": ["mlp"]})
+    record = mapl.run(recipe, tmp_path / "run", stop=stop_after(stopped) if stopped else lambda: False)
+    if stopped:
+        record = mapl.resume(tmp_path / "run")
+    identity = torch.eye(4, dtype=torch.float64)
+    assert [torch.equal(record.weights(t), identity) for t in range(4)] == [True, True, False, False]
+    assert torch.allclose(record.weights(3), torch.full((4, 4), 0.25, dtype=torch.float64))
+
+
+def test_a_run_whose_rows_were_cut_short_is_not_resumed(tmp_path: Path) -> None:
+    mapl.run(small(rounds=4), tmp_path / "run", stop=stop_after(2))
+    rows_file = tmp_path / "run" / ROWS
+    whole = rows_file.read_bytes()
+    rows_file.write_bytes(whole[:-40])
+    with pytest.raises(MaplError, match=ROWS):
+        mapl.resume(tmp_path / "run")
+    assert rows_file.read_bytes() == whole[:-40]
+    rows_file.unlink()
+    with pytest.raises(MaplError, match=ROWS):
+        mapl.load(tmp_path / "run").weights()

@@ -179,7 +179,8 @@ def test_inboxes_of_one_delivery_are_read_end_to_end() -> None:
     assert joined.samples.tolist() == [20, 40, 0, 20, 40, 60]
     stack, rows = joined.rows("head")
     assert stack[rows][:, 0, 0].tolist() == [2, 4, 0, 2, 4, 6]
-    own = joined.own_rows("head", ids(0, 6, 9, 1))
+    heads = [letters[0].tensors["head"], letters[3].tensors["head"], torch.zeros(2, 3), torch.zeros(2, 3)]
+    own = joined.own_rows("head", ids(0, 6, 9, 1), heads)
     assert own[2:].tolist() == [-1, -1]
     assert stack[own[:2]][:, 0, 0].tolist() == [0, 6]
     assert inboxes[0].delivered_with(inboxes[2])
@@ -190,5 +191,9 @@ def test_inboxes_of_one_delivery_are_read_end_to_end() -> None:
 
 
 def test_a_client_whose_tensor_has_another_shape_has_no_row_in_the_stack() -> None:
-    inboxes = deliver([letter(sender) for sender in (0, 1, 2)], {1: ids(0, 2), 2: ids(0)})
-    assert inboxes[1].own_rows("backbone", ids(0, 1, 2)).tolist() == [0, -1, 1]
+    letters = [letter(sender) for sender in (0, 1, 2)]
+    inboxes = deliver(letters, {1: ids(0, 2), 2: ids(0)})
+    backbones = [one.tensors["backbone"] for one in letters]
+    assert inboxes[1].own_rows("backbone", ids(0, 1, 2), backbones).tolist() == [0, -1, 1]
+    copies = [backbone.clone() for backbone in backbones]
+    assert inboxes[1].own_rows("backbone", ids(0, 1, 2), copies).tolist() == [-1, -1, -1]

@@ -14,8 +14,10 @@ import torch
 
 import mapl.methods
 from conftest import assert_same, parameters, play, row_of, skip_without_umap, small
-from mapl import Dataset, Inbox, Letter, MaplError, Recipe
+from mapl import Client, Dataset, Inbox, Letter, MaplError, Recipe
 from mapl.data.partition import partition
+from mapl.keys import generator
+from mapl.methods.mapl import Mapl
 from mapl.network import EncodedPost, Mail, MemoryPost, decode, encode
 from mapl.plugins import known
 from mapl.runs.exchange import Exchange, look_around
@@ -113,6 +115,8 @@ class Faulty:
         return {reader: self.inbox(mail, reader, asked.tolist()) for reader, asked in mail.requests.items()}
 
     def inbox(self, mail: Mail, reader: int, asked: Sequence[int]) -> Inbox:
+        if not asked:
+            return Inbox.of([])
         arrived = self.waiting.pop((reader, mail.leg), [])
         for sender in asked:
             letter = mail.personal.get(reader) or mail.letters.get(sender)
@@ -208,6 +212,8 @@ class Hub:
         return inboxes
 
     def inbox(self, mail: Mail, reader: int, asked: Sequence[int]) -> Inbox:
+        if not asked:
+            return Inbox.of([])
         schema = mail.expects(reader)
         keys = [(mail.round, mail.leg, sender, to) for sender in asked for to in (reader, None)]
         return Inbox.of([decode(self.letters[key], schema) for key in keys if key in self.letters])
@@ -289,3 +295,52 @@ def test_a_part_of_a_network_has_no_message_budget() -> None:
     made = recipe("mapl", network={"message_budget": 100})
     with pytest.raises(MaplError, match="message_budget"):
         build_part(made, holds=[0, 1])
+
+
+class Noisy(Mapl):
+    """Shares prototypes with noise: what a client mixes of itself is what it has, not what it wrote."""
+
+    def contents(self, client: Client, round: int) -> dict[str, torch.Tensor]:
+        tensors = super().contents(client, round)
+        draw = generator(client.seed, client.id, round, "noise")
+        return {**tensors, "prototypes": tensors["prototypes"] + torch.randn(10, 8, generator=draw)}
+
+
+def test_a_client_mixes_what_it_has_and_not_what_it_wrote() -> None:
+    made = [small("test_transports:Noisy", rounds=2, network={"transport": way}) for way in ("memory", "bytes")]
+    assert_same(*(parameters(play(one)) for one in made))
+
+
+class FarSighted(Mapl):
+    """Asks for letters of clients that it cannot reach."""
+
+    def wants(self, client: Client, round: int) -> torch.Tensor:
+        return torch.tensor([i for i in range(CLIENTS) if i != client.id])
+
+
+def test_a_method_asks_for_letters_of_neighbours_alone() -> None:
+    ring = {"topology": {"name": "ring"}}
+    with pytest.raises(MaplError, match="neighbours"):
+        play(small("test_transports:FarSighted", clients=CLIENTS, network=ring))
+    assert play(small("test_transports:FarSighted", clients=CLIENTS)).ledger.messages > 0
+
+
+@pytest.mark.parametrize("held", [[], [-1], [0, CLIENTS]])
+def test_a_part_holds_clients_that_there_are(held: list[int]) -> None:
+    with pytest.raises(MaplError, match="holds"):
+        build_part(recipe("mapl"), holds=held)
+
+
+def test_data_of_clients_is_checked_before_anything_is_built() -> None:
+    made = recipe("local")
+    data = own_data(made)
+    none = data[1].train.take(torch.empty(0, dtype=torch.long))
+    for wrong, words in (
+        ({**data, 1: replace(data[1], train=none)}, "client 1 has no training"),
+        ({**data, 1: replace(data[1], test=none)}, "client 1 has no test"),
+        ({**data, 1: None}, "client 1"),
+        ({**data, CLIENTS: data[0]}, f"client {CLIENTS}"),
+        ([data[0]], "list"),
+    ):
+        with pytest.raises(MaplError, match=words):
+            build_part(made, wrong)  # type: ignore[arg-type]

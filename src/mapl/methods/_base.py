@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from mapl.client import Client, Peers, Server
+from mapl.errors import MaplError
 from mapl.network import Inbox, Letter, Spec, specs
 
 
@@ -119,7 +120,9 @@ class Method(ABC, Generic[S]):
         any that differ.
         """
         letter = self.letter(node, round) if isinstance(node, Client) else None
-        return specs(letter.tensors) if letter else {}
+        if letter is None:
+            raise MaplError(f"method {self.name!r}: node {node.id} reads letters and writes none; give it a schema()")
+        return specs(letter.tensors)
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """Adjust the client to the letters it received. Any may be missing; if none arrived, the inbox is empty."""

@@ -100,11 +100,12 @@ class Circles:
     def table(self, name: str, own: Callable[[Client], Tensor]) -> Table:
         """The letters' tensors of that name, and each client's own, from `own` if it is not among them."""
         stack, rows = self.letters.rows(name)
-        mine = self.letters.own_rows(name, torch.tensor([client.id for client in self.clients])).numpy()
+        ids, tensors = torch.tensor([client.id for client in self.clients]), [own(client) for client in self.clients]
+        mine = self.letters.own_rows(name, ids, tensors).numpy()
         silent = np.flatnonzero(mine < 0)  # their own tensor is not in the stack
         if len(silent):
             mine[silent] = len(stack) + np.arange(len(silent))
-            stack = torch.cat([stack, torch.stack([own(self.clients[b]).detach() for b in silent.tolist()])])
+            stack = torch.cat([stack, torch.stack([tensors[b].detach() for b in silent.tolist()])])
         return Table(stack, rows.numpy(), mine)
 
     def widths(self) -> Iterator[Padded]:

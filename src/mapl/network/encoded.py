@@ -29,6 +29,8 @@ class EncodedPost:
         personal: dict[int, Letter] = {}
         checked: set[tuple[int, object]] = set()
         for reader, asked in mail.requests.items():
+            if not len(asked):
+                continue
             schema = mail.expects(reader)
             if reader in mail.personal:
                 personal[reader] = self._on_device(decode(encode(mail.personal[reader]), schema))
@@ -37,7 +39,7 @@ class EncodedPost:
                 if sender in sent and (sender, schema.key) not in checked:
                     checked.add((sender, schema.key))
                     read[sender] = self._on_device(decode(sent[sender], replace(schema, sender=sender)))
-        return MemoryPost(own=False).exchange(replace(mail, letters=read, personal=personal))
+        return MemoryPost().exchange(replace(mail, letters=read, personal=personal))
 
     def _on_device(self, letter: Letter) -> Letter:
         return replace(letter, tensors={name: tensor.to(self.device) for name, tensor in letter.tensors.items()})

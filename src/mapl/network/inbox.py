@@ -24,6 +24,8 @@ class _Shelf:
     stacks: list[Tensor]
     stack_of: Tensor
     """(n,) the stack of letter i's tensor; -1 if the letter has none."""
+    addresses: list[int]
+    """(n,) where the tensor that its writer put into the letter lies in memory, 0 where the letter has none."""
     row_of: Tensor
     """(n,) its row in that stack."""
 
@@ -38,9 +40,6 @@ class Pile:
     """(n,) bytes of each letter on the wire."""
     architectures: list[str]
     shelves: dict[str, _Shelf]
-    own: bool = False
-    """Whether the writers of these letters still have the same tensors: true if no letter is late or from outside this
-    process. Then `Inbox.own_rows` saves them a copy."""
 
 
 class Inbox:
@@ -127,18 +126,18 @@ class Inbox:
         """Whether both come from the same delivery, and so share memory."""
         return self._pile is other._pile
 
-    def own_rows(self, name: str, ids: Tensor) -> Tensor:
-        """The rows that these clients' own letters have in the stack of `rows(name)`, -1 if there is none.
+    def own_rows(self, name: str, ids: Tensor, own: Sequence[Tensor]) -> Tensor:
+        """The rows that these clients' `own` tensors have in the stack of `rows(name)`, -1 if there is none.
 
-        A client that wrote in this delivery can read its own tensor there, without a copy.
+        A client that put its tensor unchanged into a letter of this delivery can read it there, without a copy. The
+        letter must have held that very tensor, at the same address: not a decoded, compressed or noisy version of it.
         """
-        if not self._pile.own:
-            return torch.full((len(ids),), -1)
         stack, _ = self.rows(name)
         pile, shelf = self._pile, self._pile.shelves[name]
         positions = torch.searchsorted(pile.senders, ids).clamp(max=len(pile.senders) - 1)
         number = next(i for i, one in enumerate(shelf.stacks) if one is stack)
-        there = (pile.senders[positions] == ids) & (shelf.stack_of[positions] == number)
+        same = [shelf.addresses[at] == mine.data_ptr() for at, mine in zip(positions.tolist(), own, strict=True)]
+        there = (pile.senders[positions] == ids) & (shelf.stack_of[positions] == number) & torch.tensor(same)
         return shelf.row_of[positions].where(there, torch.tensor(-1))
 
     def select(self, which: Tensor) -> Inbox:
@@ -153,7 +152,7 @@ class Inbox:
 
 
 @torch.no_grad()
-def pile(letters: Sequence[Letter], own: bool = False) -> Pile:
+def pile(letters: Sequence[Letter]) -> Pile:
     """Stack the tensors of all letters, one stack per name and shape."""
     places: dict[str, dict[tuple[torch.Size, torch.dtype], list[int]]] = {}
     for position, letter in enumerate(letters):
@@ -161,7 +160,8 @@ def pile(letters: Sequence[Letter], own: bool = False) -> Pile:
             places.setdefault(name, {}).setdefault((tensor.shape, tensor.dtype), []).append(position)
     shelves = {}
     for name, kinds in places.items():
-        shelf = _Shelf([], torch.full((len(letters),), -1), torch.zeros(len(letters), dtype=torch.long))
+        addresses = [letter.tensors[name].data_ptr() if name in letter.tensors else 0 for letter in letters]
+        shelf = _Shelf([], torch.full((len(letters),), -1), addresses, torch.zeros(len(letters), dtype=torch.long))
         for number, positions in enumerate(kinds.values()):
             shelf.stacks.append(torch.stack([letters[position].tensors[name] for position in positions]))
             shelf.stack_of[positions] = number
@@ -173,7 +173,6 @@ def pile(letters: Sequence[Letter], own: bool = False) -> Pile:
         sizes=torch.tensor([nbytes(letter) for letter in letters], dtype=torch.long),
         architectures=[letter.architecture for letter in letters],
         shelves=shelves,
-        own=own,
     )
 
 

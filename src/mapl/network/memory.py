@@ -17,10 +17,6 @@ Ids = NDArray[np.int64]
 class MemoryPost:
     """A transport for clients that all live in this process. It copies a letter once, however many clients read it."""
 
-    def __init__(self, own: bool = True) -> None:
-        self.own = own
-        """Whether letters arrive exactly as their writers wrote them (see `Pile.own`)."""
-
     def exchange(self, mail: Mail) -> dict[int, Inbox]:
         """An inbox for every reader; see `Transport.exchange`."""
         for sender, letter in mail.letters.items():
@@ -33,7 +29,7 @@ class MemoryPost:
         counts = np.array([len(ids) for ids in asked], dtype=np.int64)
         wanted = np.concatenate([np.empty(0, dtype=np.int64), *asked])
         order = np.intersect1d(wanted, np.array(sorted(mail.letters), dtype=np.int64))
-        letters = pile([mail.letters[sender] for sender in order.tolist()], self.own)
+        letters = pile([mail.letters[sender] for sender in order.tolist()])
         to = np.repeat(readers, counts)
         positions, to = _positions(order, wanted, to)
         starts = np.searchsorted(to, readers)

@@ -45,7 +45,8 @@ class Transport(Protocol):
         What a transport promises:
 
         - Every letter in an inbox was asked for, with at most one per sender (`Inbox.of` handles order and
-          duplicates). A letter of an earlier round may replace one that did not arrive in time.
+          duplicates). A letter of an earlier round may replace one that did not arrive in time, if it
+          fits this round's schema in everything but its round.
         - A missing letter is left out. That is never an error: methods continue without it.
         - A letter from outside this process is checked against `mail.expects(reader)` before anyone reads it.
         - Inboxes hold copies: they do not change when senders change their tensors after the exchange.

@@ -59,10 +59,10 @@ class Exchange:
 
     def _between_peers(self) -> dict[int, Inbox]:
         letters = {c.id: self.method.letter(c, self.round) for c in self.clients if len(c.neighbours)}
-        return self._send("letters", letters, {c.id: self.method.wants(c, self.round) for c in self.clients})
+        return self._send("letters", letters, self._requests())
 
     def _through_server(self, method: Centralised[Any]) -> dict[int, Inbox]:
-        requests = {c.id: method.wants(c, self.round) for c in self.clients}
+        requests = self._requests()
         writers = [c for c in self.clients if len(requests[c.id])]
         if opens(method, self.round):
             self._open(method, writers, requests)
@@ -71,6 +71,20 @@ class Exchange:
         personal = replies if method.personal else {}
         common = {} if method.personal else replies
         return self._send("replies", common, {c.id: requests[c.id] for c in writers}, personal)
+
+    def _requests(self) -> dict[int, Tensor]:
+        """Whose letters each client asks for: some of its neighbours."""
+        requests = {client.id: self.method.wants(client, self.round) for client in self.clients}
+        for client in self.clients:
+            wanted = requests[client.id]
+            if not isinstance(wanted, Tensor) or not (
+                wanted is client.neighbours or torch.isin(wanted, client.neighbours).all()
+            ):
+                raise MaplError(
+                    f"method {self.method.name!r} asks for letters of {wanted} for client {client.id}, which reaches "
+                    f"{client.neighbours.tolist()}: wants() returns some of client.neighbours"
+                )
+        return requests
 
     def _replies(self, method: Centralised[Any], inbox: Inbox) -> dict[int, Letter | None]:
         """The server's letter, by sender; for a personal method, its letters by reader."""

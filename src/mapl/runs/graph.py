@@ -40,9 +40,11 @@ class GraphWriter:
         self._offsets = np.full(len(clients), NEVER, dtype="<i8")
         self._last: dict[int, bytes] = {}
         self._end = 0
+        self._rounds = 0
 
     def cut(self, rounds: int) -> None:
         """Continue after the first `rounds` rounds: drop what was written later."""
+        self._rounds = rounds
         graph = Graph(self._rows.parent, self._clients)
         if not rounds or not self._index.exists():
             self._rows.unlink(missing_ok=True)
@@ -50,6 +52,9 @@ class GraphWriter:
             return
         record = graph.record(rounds - 1)
         self._end, self._offsets = int(record[0]), record[1:].copy()
+        size = self._rows.stat().st_size if self._rows.exists() else 0
+        if size < self._end:
+            raise MaplError(f"{str(self._rows)!r} is damaged: it has {size} bytes, but {self._end} were written")
         with self._rows.open("r+b") as rows, self._index.open("r+b") as index:
             rows.truncate(self._end)
             index.truncate(rounds * record.nbytes)
@@ -57,9 +62,13 @@ class GraphWriter:
 
     def append(self, rows: dict[int, Peers]) -> None:
         """Append a round's W: the rows of all clients that have one."""
+        self._rounds += 1
         if not rows and not self._index.exists():
-            return  # a method without a graph
+            return  # no graph, or not yet
         new: list[bytes] = []
+        # A graph that begins later has empty records for the rounds before it.
+        before = 0 if self._index.exists() else self._rounds - 1
+        nothing = np.array([0] + [NEVER] * len(self._clients), dtype="<i8").tobytes()
         for place, client in enumerate(self._clients):
             if client not in rows:
                 continue
@@ -71,7 +80,7 @@ class GraphWriter:
         with self._rows.open("ab") as file:
             file.write(b"".join(new))
         with self._index.open("ab") as file:
-            file.write(np.concatenate([[self._end], self._offsets]).astype("<i8").tobytes())
+            file.write(before * nothing + np.concatenate([[self._end], self._offsets]).astype("<i8").tobytes())
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,8 @@ class Graph:
         wanted = np.flatnonzero((offsets != NEVER) & (offsets != known if known is not None else True))
         if not len(wanted):
             return {}
+        if not (self.folder / ROWS).exists() or not (self.folder / ROWS).stat().st_size:
+            raise MaplError(f"{str(self.folder / ROWS)!r} is missing or empty, but {INDEX} points into it")
         data = np.memmap(self.folder / ROWS, np.uint8, "r")
         return {self.clients[place]: _decoded(data, int(offsets[place])) for place in wanted.tolist()}
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, read, validated
+from mapl.runs.files import write_aside
 from mapl.runs.graph import Graph, fill
 
 RECIPE, CLIENTS, HISTORY, TIMES = "recipe.toml", "clients.json", "history.jsonl", "times.jsonl"
@@ -171,16 +172,28 @@ def cut_history(path: Path, rounds: int, change: Callable[[Round], Round]) -> No
     if not rounds:
         path.unlink(missing_ok=True)
         return
+    if not path.exists():
+        raise MaplError(f"{str(path)!r} is missing, but the run's checkpoint has {rounds} rounds")
     with path.open("r+b") as file:
         start, line = 0, b""
         for number in range(rounds):
             start, line = start + len(line), file.readline()
             if not line.endswith(b"\n"):
                 raise MaplError(f"{str(path)!r} has {number} rounds, but its checkpoint has {rounds}")
-        file.seek(start)
-        # One write: a run killed here has a whole line, and at worst a tail that is cut off next time.
-        file.write(change(Round.of_line(line)).line().encode())
-        file.truncate()
+        file.truncate(start + len(line))
+        changed = change(_last_line(path, line)).line().encode()
+        if changed == line:
+            return
+        file.seek(0)
+        before = file.read(start)
+    write_aside(path, before + changed)
+
+
+def _last_line(path: Path, line: Bytes) -> Round:
+    try:
+        return Round.of_line(line)
+    except (ValueError, TypeError) as error:
+        raise MaplError(f"the last line of {str(path)!r} is damaged: {error}") from error
 
 
 def load(folder: str | Path) -> Record:

@@ -122,6 +122,8 @@ def build_part(
     recipe's, which reaches only this process.
     """
     held = sorted(range(recipe.clients) if holds is None else set(holds))
+    if not held or held[0] < 0 or held[-1] >= recipe.clients:
+        raise MaplError(f"holds: got {held}; a part holds at least one of clients 0 to {recipe.clients - 1}")
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
     shards = _shards(recipe, data, held)
     first = next(iter(shards.values()))
@@ -183,11 +185,11 @@ class _Shard:
 def _shards(recipe: Recipe, data: Data | None, held: Sequence[int]) -> dict[int, _Shard]:
     """The images of each client held here."""
     if isinstance(data, Mapping):
-        missing = [client for client in held if client not in data]
-        if missing:
-            raise MaplError(f"data: there is no data set for client {missing[0]}, which this process holds")
+        _check_given(data, held, recipe.clients)
         _check_same_kind({client: data[client] for client in held})
         return {client: _own_shard(data[client]) for client in held}
+    if data is not None and not isinstance(data, Dataset):
+        raise MaplError(f"data: got a {type(data).__name__}; give a mapl.Dataset, or one for each client by its number")
     dataset = data or load_data(recipe)
     parts = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
     return {client: _shard(recipe, dataset, parts[client]) for client in held}
@@ -206,9 +208,24 @@ def _own_shard(dataset: Dataset) -> _Shard:
     return _Shard(dataset.train, dataset.test, len(dataset.test), 0, *kind)
 
 
+def _check_given(data: Mapping[int, Dataset], held: Sequence[int], clients: int) -> None:
+    """Every client held here needs a data set with training and test images, and there are no others."""
+    for client in held:
+        if client not in data:
+            raise MaplError(f"data: there is no data set for client {client}, which this process holds")
+    for client, dataset in data.items():
+        if client not in range(clients):
+            raise MaplError(f"data: got one for client {client!r}, but the recipe has clients 0 to {clients - 1}")
+        if not isinstance(dataset, Dataset):
+            raise MaplError(f"data: client {client} got a {type(dataset).__name__}, not a mapl.Dataset")
+        for split, images in (("training", dataset.train), ("test", dataset.test)):
+            if not len(images):
+                raise MaplError(f"data: client {client} has no {split} images")
+
+
 def _check_same_kind(data: Mapping[int, Dataset]) -> None:
     """All clients need images of the same shape, classes and normalisation."""
-    kinds = {(d.classes, d.image, d.mean, d.std): client for client, d in data.items()}
+    kinds = {(d.classes, d.image, tuple(d.mean), tuple(d.std)): client for client, d in data.items()}
     if len(kinds) > 1:
         a, b = list(kinds.values())[:2]
         raise MaplError(f"data: clients {a} and {b} differ in their classes, the shape of their images, mean or std")
@@ -247,6 +264,9 @@ def _add_own_networks(client: Client, method: Method[Any]) -> None:
     with seeded(key(client.seed, client.id, ALWAYS, "own networks")):
         modules = method.modules(client)
     rates = method.learning_rates()
+    for name in (name for name in method.answers_with if name != "backbone"):
+        if name not in modules:
+            raise MaplError(f"method {method.name!r} answers with {name!r}, which is none of its own networks")
     if unknown_names := rates.keys() - modules.keys():
         raise MaplError(
             f"method {method.name!r} gives a learning rate to {min(unknown_names)!r}, but its own networks are: "

@@ -19,7 +19,19 @@ from mapl.recipe import Recipe, flat, to_toml
 from mapl.runs import checkpoint
 from mapl.runs.files import only_writer, write_aside
 from mapl.runs.graph import INDEX, ROWS, GraphWriter
-from mapl.runs.history import CLIENTS, HISTORY, PROFILE, RECIPE, TIMES, Record, Round, cut_history, load, load_recipe
+from mapl.runs.history import (
+    CLIENTS,
+    HISTORY,
+    PROFILE,
+    RECIPE,
+    TIMES,
+    OlderRun,
+    Record,
+    Round,
+    cut_history,
+    load,
+    load_recipe,
+)
 from mapl.runs.part import Data, Part, build_part, cards, given_in_python, lasting, restore, saved_state
 from mapl.runs.round import budget_is_spent, graph, is_tested, play_round
 
@@ -83,7 +95,10 @@ def resume(
         part = build_part(recipe, data, backbones)
         saved = checkpoint.latest(folder, warn)
         if saved is not None:
-            restore(part, saved)
+            try:
+                restore(part, saved)
+            except OlderRun as error:
+                raise MaplError(f"run {str(folder)!r} cannot be resumed: {error}") from error
             checkpoint.forget_newer(folder, saved.rounds)
         _cut_to(folder, part)
         return _loop(part, folder, observers, stop, clock)
@@ -192,6 +207,13 @@ def _cut_to(folder: Path, part: Part) -> None:
 
 
 def _cut_times(path: Path, rounds: int) -> None:
-    """Keep the times of the first `rounds` rounds, without a last line that a crash cut off."""
+    """Keep the times of the first `rounds` rounds. A line that is damaged is dropped: a run does not need its times."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    write_aside(path, b"".join(line + b"\n" for line in lines if json.loads(line)["round"] < rounds))
+    write_aside(path, b"".join(line + b"\n" for line in lines if _is_of(line, rounds)))
+
+
+def _is_of(line: bytes, rounds: int) -> bool:
+    try:
+        return bool(json.loads(line)["round"] < rounds)
+    except (ValueError, TypeError, KeyError):
+        return False
