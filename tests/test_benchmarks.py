@@ -35,8 +35,9 @@ def quick(what: str, out: Path) -> dict[str, list[dict[str, Any]]]:
     [
         ("round", {"program", "seconds a round", "images/s", "times as fast", "set-up, s"}),
         ("clients", {"clients", "seconds a round", "ratio to linear", "set-up, s", "peak host memory, GiB"}),
-        ("two-cores", {"program", "seconds a round", "CPU seconds", "first round, s"}),
+        ("two-cores", {"program", "s per round", "CPU seconds", "first round, s"}),
         ("exchange", {"topology", "clients", "letters a round", "seconds a round", "peak memory, GiB"}),
+        ("state", {"clients", "state of all clients, MB", "checkpoint, MB", "save, s", "resume, s"}),
     ],
 )
 def test_a_quick_measurement_leaves_a_table_and_its_numbers(tmp_path, what, columns):
@@ -44,7 +45,7 @@ def test_a_quick_measurement_leaves_a_table_and_its_numbers(tmp_path, what, colu
     assert len(rows) == {"exchange": 4, "two-cores": 4}.get(what, 2)
     for row in rows:
         assert columns <= row.keys()
-        assert row["seconds a round"] > 0
+        assert all(row[column] > 0 for column in columns if column.startswith(("s ", "seconds", "save", "resume")))
 
 
 def test_the_edges_of_every_form_of_graph_learning_are_counted(tmp_path):
