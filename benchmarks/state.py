@@ -21,7 +21,8 @@ from mapl import Dataset, Recipe
 from mapl.client import Client
 from mapl.runs import checkpoint
 from mapl.runs.history import load
-from mapl.runs.part import build_part, given_in_python, restore, saved_state
+from mapl.runs.part import build_part, given_in_python
+from mapl.runs.saving import restore, saved_state
 
 DEGREE, ROUNDS = 10, 3
 CASES, QUICK = (1_000, 10_000), (50, 200)

@@ -20,8 +20,9 @@ from mapl.methods._base import Centralised
 from mapl.network import MemoryPost, header_bytes
 from mapl.plugins import known
 from mapl.runs.history import load
-from mapl.runs.part import build_part, saved_state
+from mapl.runs.part import build_part
 from mapl.runs.round import play_round
+from mapl.runs.saving import saved_state
 
 METHODS = known(mapl.methods)
 TWINS = {name: method.without_letters for name, method in METHODS.items() if method.without_letters}

@@ -19,8 +19,9 @@ from mapl import MaplError, Recipe
 from mapl.recipe import to_toml
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.history import Round, load
-from mapl.runs.part import build_part, restore, saved_state
+from mapl.runs.part import build_part
 from mapl.runs.run import restored_part
+from mapl.runs.saving import restore, saved_state
 
 
 @pytest.mark.parametrize("method", ["mapl", "mapl+", "local"])

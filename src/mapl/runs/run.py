@@ -32,8 +32,9 @@ from mapl.runs.history import (
     load,
     load_recipe,
 )
-from mapl.runs.part import Data, Part, build_part, cards, given_in_python, lasting, restore, saved_state
+from mapl.runs.part import Data, Part, build_part, cards, given_in_python, lasting
 from mapl.runs.round import budget_is_spent, graph, is_tested, play_round
+from mapl.runs.saving import restore, saved_state
 
 Observer = Callable[[Recipe, Round, dict[str, float]], None]
 """Called after every round with the recipe, the line of the history, and the seconds of each part of the round."""

@@ -1,0 +1,93 @@
+"""What a run needs to continue: everything a part keeps, as named tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mapl.client import Client, Peers
+from mapl.errors import MaplError
+from mapl.network import Ledger
+from mapl.runs.checkpoint import Checkpoint
+from mapl.runs.history import RECIPE, OlderRun
+from mapl.runs.part import Part
+
+
+def saved_state(part: Part) -> dict[str, Tensor]:
+    """Everything a run needs to resume, as named tensors. Its history stays in its folder."""
+    tensors: dict[str, Tensor] = {}
+    for client in part.clients:
+        tensors |= {f"client.{client.id}.model.{k}": v for k, v in client.model.state_dict().items()}
+        tensors |= {f"client.{client.id}.state.{k}": v for k, v in client.state.items()}
+    tensors |= {f"peers.{k}": v for k, v in _saved_peers(part.clients).items()}
+    if part.server is not None:
+        tensors |= {f"server.{k}": v for k, v in part.server.state.items()}
+    tensors |= {f"optimizer.{k}": v for k, v in part.engine.state().items()}
+    tensors["ledger"] = torch.tensor([part.ledger.messages, part.ledger.bytes])
+    tensors["recipe"] = _bytes_tensor(part.recipe.fingerprint().encode())
+    return tensors
+
+
+def _saved_peers(clients: Sequence[Client]) -> dict[str, Tensor]:
+    """The peers of all clients, concatenated: four tensors for any number of clients."""
+    peers = [client.peers for client in clients]
+    return {
+        "counts": torch.tensor([len(p.ids) for p in peers]),
+        "ids": torch.from_numpy(np.concatenate([p.ids for p in peers])),
+        "weights": torch.from_numpy(np.concatenate([p.weights for p in peers])),
+        "samples": torch.from_numpy(np.concatenate([p.samples for p in peers])),
+    }
+
+
+@torch.no_grad()
+def _restore_models(clients: Sequence[Client], saved: Checkpoint) -> None:
+    """Copy all tensors at once: `load_state_dict` for each client takes longer than writing a checkpoint."""
+    targets: list[Tensor] = []
+    values: list[Tensor] = []
+    for client in clients:
+        tensors, section = client.model.state_dict(), saved.section(f"client.{client.id}.model")
+        if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in section.items()}:
+            raise MaplError(
+                f"the checkpoint's model of client {client.id} does not fit its backbone {client.backbone!r}"
+            )
+        targets += tensors.values()
+        values += (section[name] for name in tensors)
+    torch._foreach_copy_(targets, values)
+
+
+def _restore_peers(clients: Sequence[Client], saved: Mapping[str, Tensor]) -> None:
+    ends = np.cumsum(saved["counts"].numpy())[:-1]
+    columns = (np.split(saved[name].numpy().copy(), ends) for name in ("ids", "weights", "samples"))
+    for client, *column in zip(clients, *columns, strict=True):
+        client.peers = Peers(*column)
+
+
+def _bytes_tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+
+
+def restore(part: Part, saved: Checkpoint) -> None:
+    """Set a part to the state in a checkpoint."""
+    if "ledger" not in saved.tensors:
+        raise OlderRun
+    if saved.tensors["recipe"].numpy().tobytes().decode() != part.recipe.fingerprint():
+        raise MaplError(
+            f"the run's {RECIPE} is not the one that its checkpoint was written with: change it back, or start a new "
+            "run (name, rounds and checkpoint settings may change)"
+        )
+    _restore_models(part.clients, saved)
+    for client in part.clients:
+        for name, value in saved.section(f"client.{client.id}.state").items():
+            if name in client.state:
+                client.state[name].copy_(value)
+            else:  # a method may add state later than in `prepare`
+                client.state[name] = value
+    _restore_peers(part.clients, saved.section("peers"))
+    if part.server is not None:
+        part.server.state |= saved.section("server")
+    part.engine.load_state(part.clients, saved.section("optimizer"))
+    part.ledger = Ledger(*saved.tensors["ledger"].tolist())
+    part.round = saved.rounds
