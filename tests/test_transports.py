@@ -193,23 +193,32 @@ def test_a_peer_that_goes_and_comes_back_is_met_once() -> None:
 
 
 class Hub:
-    """Joins the parts of one network, each in a thread of its own. Nothing but bytes goes between them."""
+    """Joins the parts of one network, each in a thread of its own. Nothing but bytes goes between them.
+
+    One part works at a time: they stand for processes, and threads would share torch's global generator.
+    """
 
     def __init__(self, parts: int) -> None:
         self.barrier = threading.Barrier(parts, timeout=60)
-        self.lock = threading.Lock()
+        self.turn = threading.Lock()
         self.letters: dict[tuple[int, str, int, int | None], bytes] = {}
 
     def exchange(self, mail: Mail) -> dict[int, Inbox]:
-        with self.lock:
-            for sender, letter in mail.letters.items():
-                self.letters[mail.round, mail.leg, sender, None] = encode(letter)
-            for reader, letter in mail.personal.items():
-                self.letters[mail.round, mail.leg, letter.sender, reader] = encode(letter)
-        self.barrier.wait()
+        for sender, letter in mail.letters.items():
+            self.letters[mail.round, mail.leg, sender, None] = encode(letter)
+        for reader, letter in mail.personal.items():
+            self.letters[mail.round, mail.leg, letter.sender, reader] = encode(letter)
+        self.wait_for_all()
         inboxes = {reader: self.inbox(mail, reader, asked.tolist()) for reader, asked in mail.requests.items()}
-        self.barrier.wait()
+        self.wait_for_all()
         return inboxes
+
+    def wait_for_all(self) -> None:
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
     def inbox(self, mail: Mail, reader: int, asked: Sequence[int]) -> Inbox:
         if not asked:
@@ -226,11 +235,12 @@ def in_parts(made: Recipe, division: Sequence[Sequence[int]], build: Callable[..
     errors: list[BaseException] = []
 
     def work(part: Part) -> None:
-        try:
-            play(made, part=part)
-        except BaseException as error:
-            errors.append(error)
-            hub.barrier.abort()
+        with hub.turn:
+            try:
+                play(made, part=part)
+            except BaseException as error:
+                errors.append(error)
+                hub.barrier.abort()
 
     threads = [threading.Thread(target=work, args=(part,)) for part in parts]
     for thread in threads:
