@@ -191,15 +191,61 @@ def test_every_method_learns_the_same_in_groups(method):
         {"method": "local", "train": {"batch": 5, "optimizer": "adam", "learning_rate": 1e-3}},
         {"method": "local", "train": {"batch": 5, "optimizer": "adam", "epochs": 2, "reset": False}},
         {"train": {**SMALL["train"], "reset": False, "weight_decay": 0.01}},
+        {
+            "method": "local",
+            "train": {
+                "batch": 5,
+                "optimizer": "adamw",
+                "learning_rate": 1e-3,
+                "weight_decay": 0.5,
+                "warmup_rounds": 1,
+                "cosine_rounds": 3,
+                "reset": False,
+            },
+            "rounds": 3,
+        },
+        {
+            "method": "local",
+            "train": {
+                **SMALL["train"],
+                "learning_rate": 0.1,
+                "warmup_rounds": 2,
+                "cosine_rounds": 4,
+                "epochs": 2,
+                "steps": 1,
+            },
+            "rounds": 4,
+        },
         {"partition": {"scenario": 3, "shots_range": (1, 4), "test_shots": 1}, "clients": 3, "rounds": 1},
         {"partition": {"scenario": 3, "shots_range": (1, 4), "test_shots": 1}, "method": "fedproto", "clients": 3},
         {"augment": {"contrastive": {"blur": 0.5, "crop_scale": (0.5, 1.0)}}, "rounds": 1},
     ],
-    ids=["Adam", "Adam that lives on", "momentum and decay", "unequal shards", "unequal shards, state", "augmented"],
+    ids=[
+        "Adam",
+        "Adam that lives on",
+        "momentum and decay",
+        "AdamW, schedule",
+        "schedule, steps",
+        "unequal shards",
+        "unequal shards, state",
+        "augmented",
+    ],
 )
 def test_what_a_recipe_says_about_training_holds_in_groups(settings):
-    adam = settings.get("train", {}).get("optimizer") == "adam"
+    adam = settings.get("train", {}).get("optimizer", "sgd") != "sgd"
     plays_like_eager(recipe(**{"rounds": 2, **settings}), {"other": other} if adam else {"flat": flat})
+
+
+@interpreted
+def test_a_round_writes_its_rate_where_a_captured_step_reads_it():
+    made = recipe(method="local", partition={"shots": 1, "test_shots": 1}, train={"batch": 5, "warmup_rounds": 4})
+    grouped = grouped_world(made, {"other": other})
+    grouped.engine.warm_up(grouped.clients)
+    (slot,) = grouped.engine.families[0].slots
+    place = slot.factor.data_ptr()
+    for t, factor in enumerate((0.25, 0.5)):
+        grouped.engine.train_all(grouped.clients, t)
+        assert (slot.factor.data_ptr(), slot.factor.tolist()) == (place, [factor])
 
 
 @interpreted

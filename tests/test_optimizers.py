@@ -33,10 +33,9 @@ def torch_s(model: ClientModel, settings: TrainSettings, own: bool) -> torch.opt
     groups: list[dict[str, object]] = [{"params": [p for n, p in model.named_parameters() if not n.startswith("own.")]}]
     if own:
         groups.append({"params": list(model.own["slow"].parameters()), "lr": RATES["slow"]})
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(
-            groups, settings.learning_rate, settings.betas, weight_decay=settings.weight_decay, fused=True
-        )
+    if settings.optimizer in ("adam", "adamw"):
+        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+        return kind(groups, settings.learning_rate, settings.betas, weight_decay=settings.weight_decay, fused=True)
     return torch.optim.SGD(
         groups,
         settings.learning_rate,
@@ -65,15 +64,16 @@ def state_of(optimizer: torch.optim.Optimizer, model: ClientModel) -> dict[str, 
 
 
 @given(
-    optimizer=st.sampled_from(["adam", "sgd"]),
+    optimizer=st.sampled_from(["adam", "adamw", "sgd"]),
     momentum=st.sampled_from([0.0, 0.9]),
     weight_decay=st.sampled_from([0.0, 0.1]),
     betas=st.sampled_from([(0.5, 0.999), (0.9, 0.99)]),
     first=st.dictionaries(st.integers(0, 8), st.integers(1, 4), max_size=3),
     own=st.booleans(),
     resume=st.sampled_from([None, 1, 3]),
+    factors=st.lists(st.floats(1e-6, 1), min_size=5, max_size=5),
 )
-def test_every_step_has_the_bits_of_torch_s(optimizer, momentum, weight_decay, betas, first, own, resume):
+def test_every_step_has_the_bits_of_torch_s(optimizer, momentum, weight_decay, betas, first, own, resume, factors):
     settings = TrainSettings(
         optimizer=optimizer, momentum=momentum, weight_decay=weight_decay, betas=betas, learning_rate=0.05
     )
@@ -85,6 +85,9 @@ def test_every_step_has_the_bits_of_torch_s(optimizer, momentum, weight_decay, b
             mine = make_optimizer(ours, settings, RATES if own else {})
             mine.load(saved)
         give_gradients([ours, theirs], step, first)
+        mine.factor = factors[step]
+        for rate, group in zip([settings.learning_rate, RATES["slow"]], reference.param_groups, strict=False):
+            group["lr"] = rate * factors[step]
         mine.step()
         reference.step()
         assert_same(dict(ours.state_dict()), dict(theirs.state_dict()))
@@ -93,7 +96,7 @@ def test_every_step_has_the_bits_of_torch_s(optimizer, momentum, weight_decay, b
     assert all(p.grad is None for p in ours.parameters())
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_weights_whose_channels_are_side_by_side_have_the_bits_of_torch_s(optimizer):
     settings = TrainSettings(optimizer=optimizer, learning_rate=0.05)
     ours, theirs = model_of(False), model_of(False)

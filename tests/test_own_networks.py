@@ -144,8 +144,9 @@ def mutual(name: str = "Mutual", **settings: Any) -> Any:
         {"name": "Afterwards"},
         {"train": {"batch": 5, "optimizer": "sgd", "learning_rate": 1e-2, "epochs": 2, "weight_decay": 0.01}},
         {"partition": {"scenario": 3, "shots_range": (1, 2), "test_shots": 1}, "clients": 3},
+        {"train": {"batch": 5, "optimizer": "sgd", "learning_rate": 1e-2, "warmup_rounds": 2}},
     ],
-    ids=["copied before an epoch", "copied after a round", "two epochs, decay", "unequal shards"],
+    ids=["copied before an epoch", "copied after a round", "two epochs, decay", "unequal shards", "schedule"],
 )
 def test_networks_of_a_method_learn_in_a_group_what_they_learn_alone(settings: dict[str, Any]) -> None:
     part = plays_like_eager(mutual(**settings), {"flat": flat})

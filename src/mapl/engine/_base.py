@@ -49,6 +49,11 @@ class Engine(ABC):
         self.engine_settings = settings.on(device.type)
         self.device = device
 
+    def steps_per_epoch(self, client: Client) -> int:
+        """Batches of a local epoch. A short last batch is dropped."""
+        whole = client.samples // min(self.settings.batch, client.samples)
+        return whole if self.settings.steps is None else min(whole, self.settings.steps)
+
     def draw(self, client: Client, round: int) -> Draws:
         """The order of the images and every augmentation's parameters: a function of (seed, client, round) alone."""
         n, settings = client.samples, self.settings
@@ -58,7 +63,8 @@ class Engine(ABC):
                 f"client {client.id} has a single training image, too few to normalise a batch: raise partition.shots"
             )
         order = generator(self.seed, client.id, round, "order")
-        epochs = [torch.randperm(n, generator=order)[: n // batch * batch] for _ in range(settings.epochs)]
+        taken = self.steps_per_epoch(client) * batch
+        epochs = [torch.randperm(n, generator=order)[:taken] for _ in range(settings.epochs)]
         batches = torch.cat(epochs).view(-1, batch)
         steps, views = len(batches), self.method.views
         uniforms = self.augmentation.draw(generator(self.seed, client.id, round, "augmentation"), steps * views * batch)

@@ -110,6 +110,7 @@ class EagerEngine(Engine):
         images = self._on_device(client, "train")
         batches, uniforms = draws.batches.to(self.device), draws.uniforms.to(self.device)
         optimizer = self._optimizer(client)
+        optimizer.factor = self.settings.rate_factor(round)
         client.model.train()
         totals: dict[str, Tensor] = {}
         with ExitStack() as stack:
@@ -121,7 +122,7 @@ class EagerEngine(Engine):
             if client.id in self._channels_last:
                 stack.enter_context(channels_last(client.model, optimizer))
             for step, batch in enumerate(self._augmented(client, images, batches, uniforms)):
-                epoch, first = divmod(step, len(batches) // self.settings.epochs)
+                epoch, first = divmod(step, self.steps_per_epoch(client))
                 if first == 0:
                     self.method.start_epoch(client, round, epoch)
                 terms = self._step(client, optimizer, *batch)

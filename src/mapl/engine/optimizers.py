@@ -1,4 +1,4 @@
-"""Adam and SGD on torch's own kernels, with the results of `torch.optim` to the bit.
+"""Adam, AdamW and SGD on torch's own kernels, with the results of `torch.optim` to the bit.
 
 The first optimiser of `torch.optim` imports torch's compiler, which takes more than a second: longer than many a round.
 """
@@ -6,7 +6,8 @@ The first optimiser of `torch.optim` imports torch's compiler, which takes more 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ State = dict[str, Tensor]
 """The state of one parameter, by the names that `torch.optim` gives it."""
 
 EPSILON = 1e-8
-"""Adam's, torch's default."""
+"""Adam's and AdamW's, torch's default."""
 
 
 def make_optimizer(model: ClientModel, settings: TrainSettings, rates: Mapping[str, float] | None = None) -> Optimizer:
@@ -26,7 +27,7 @@ def make_optimizer(model: ClientModel, settings: TrainSettings, rates: Mapping[s
 
     `rates` are the learning rates of own networks, by name, where they differ from the settings'.
     """
-    return (Adam if settings.optimizer == "adam" else Sgd)(model, settings, rates or {})
+    return OPTIMIZERS[settings.optimizer](model, settings, rates or {})
 
 
 class Optimizer(ABC):
@@ -34,6 +35,8 @@ class Optimizer(ABC):
 
     def __init__(self, model: ClientModel, settings: TrainSettings, rates: Mapping[str, float]):
         self.settings = settings
+        self.factor = 1.0
+        """What all learning rates are multiplied by, by the schedule (`TrainSettings.rate_factor`)."""
         self.parameters = list(model.parameters())
         """All parameters of the model. Checkpoints name them by their position here."""
         self.state: dict[nn.Parameter, State] = {}
@@ -58,7 +61,7 @@ class Optimizer(ABC):
         for rate, parameters in self.groups:
             pairs = [(p, p.grad) for p in parameters if p.grad is not None]
             if pairs:
-                self._update(rate, *zip(*pairs, strict=True))
+                self._update(rate * self.factor, *zip(*pairs, strict=True))
 
     @abstractmethod
     def _update(self, rate: float, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
@@ -83,11 +86,13 @@ class Optimizer(ABC):
 class Adam(Optimizer):
     """`torch.optim.Adam(…, fused=True)`."""
 
+    kernel: ClassVar[Callable[..., None]] = staticmethod(torch._fused_adam_)
+
     def _update(self, rate: float, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         states = [self.state.get(p) or self._begin(p) for p in parameters]
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1)
-        torch._fused_adam_(
+        self.kernel(
             tuple(parameters),
             tuple(gradients),
             [state["exp_avg"] for state in states],
@@ -110,6 +115,12 @@ class Adam(Optimizer):
             "exp_avg_sq": torch.zeros_like(parameter),
         }
         return self.state[parameter]
+
+
+class AdamW(Adam):
+    """`torch.optim.AdamW(…, fused=True)`."""
+
+    kernel: ClassVar[Callable[..., None]] = staticmethod(torch._fused_adamw_)
 
 
 class Sgd(Optimizer):
@@ -143,3 +154,7 @@ class Sgd(Optimizer):
             buffer = gradient.clone()
             self.state[parameter] = {"momentum_buffer": buffer}
         parameter.add_(buffer, alpha=-rate)
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": Sgd}
+"""By the name that a recipe gives them."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -20,17 +21,70 @@ class TrainSettings(BaseModel):
         ge=2,
         description="Images per batch. A short last batch is dropped; a client with fewer images has one batch.",
     )
-    optimizer: Literal["adam", "sgd"] = Field("adam", description="Adam, or stochastic gradient descent with momentum.")
-    learning_rate: float = Field(1e-4, gt=0, description="Learning rate.")
-    betas: tuple[Rate, Rate] = Field((0.5, 0.999), description="Adam's decay rates; the first is the paper's momentum.")
+    steps: int | None = Field(
+        None,
+        ge=1,
+        description="Most batches per local epoch, so that a client with more images can train with equal compute. "
+        "Default: all.",
+    )
+    optimizer: Literal["adam", "adamw", "sgd"] = Field(
+        "adam", description="Adam, AdamW, or stochastic gradient descent with momentum."
+    )
+    learning_rate: float = Field(1e-4, gt=0, description="Learning rate, the highest of the schedule.")
+    warmup_rounds: int = Field(
+        0, ge=0, description="Rounds in which the learning rate rises: round t of w, counted from 1, has t/w of it."
+    )
+    cosine_rounds: int | None = Field(
+        None,
+        ge=1,
+        description="Rounds, warm-up included, after which the learning rate has fallen to 0 along half a cosine. "
+        "Further rounds keep the last positive rate. Default: the rate does not fall.",
+    )
+    betas: tuple[Rate, Rate] = Field(
+        (0.5, 0.999), description="Decay rates of 'adam' and 'adamw'; the first is the paper's momentum."
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of 'sgd'.")
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        description="Weight decay. 'adamw' shrinks the weights themselves; the others add it to the gradient.",
+    )
     threads: int = Field(
         1, ge=1, description="CPU threads per client. The last bits of a result depend on it, since sums do."
     )
     reset: bool = Field(
         True, description="Whether every round starts with a new optimiser, as in the paper's released program."
     )
+
+    @model_validator(mode="after")
+    def _cosine_after_warmup(self) -> Self:
+        if self.cosine_rounds is not None and self.cosine_rounds <= self.warmup_rounds:
+            raise ValueError(
+                f"cosine_rounds ({self.cosine_rounds}) should be larger than warmup_rounds ({self.warmup_rounds}): "
+                "both count from the first round"
+            )
+        return self
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the optimiser is Adam or AdamW, which keep two moments of each gradient."""
+        return self.optimizer != "sgd"
+
+    def rate_factor(self, round: int) -> float:
+        """What all learning rates are multiplied by in a round, in (0, 1]. Rounds are counted from 0.
+
+        In round t it is (t + 1)/w during w warm-up rounds. Then, with c `cosine_rounds`, it is (1 + cos πp)/2 with
+        p = (t − w)/(c − w): 1 in round w, and small but positive in round c − 1. Rounds after that keep the factor of
+        round c − 1, so that a run can be extended and no round trains with a rate of 0.
+        """
+        start, end = self.warmup_rounds, self.cosine_rounds
+        if round < start:
+            return (round + 1) / start
+        if end is None:
+            return 1.0
+        # sin² of what is left of the way: (1 + cos)/2 would cancel to 0 near the end of a long schedule.
+        left = max(end - round, 1) / (end - start)
+        return math.sin(math.pi / 2 * left) ** 2
 
 
 class EngineSettings(BaseModel):

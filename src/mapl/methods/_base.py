@@ -74,8 +74,8 @@ class Method(ABC, Generic[S]):
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of own networks, by name, where they differ from the recipe's.
 
-        0 freezes a network: it gets no gradient and stays in evaluation mode. `absorb` or `start_epoch` may copy values
-        into it.
+        Each follows the recipe's schedule, as `train.learning_rate` does. 0 freezes a network: it gets no gradient and
+        stays in evaluation mode. `absorb` or `start_epoch` may copy values into it.
         """
         return {}
 

@@ -69,7 +69,7 @@ class GroupedEngine(Engine):
         return Family(kind, clients, layout, group, steps, operations)
 
     def _steps(self, client: Client) -> int:
-        return client.samples // min(self.settings.batch, client.samples) * self.settings.epochs
+        return self.steps_per_epoch(client) * self.settings.epochs
 
     @torch.enable_grad()
     def warm_up(self, clients: Sequence[Client]) -> None:
@@ -164,7 +164,7 @@ class GroupedEngine(Engine):
         """Bring models, images and labels of some clients into a slot."""
         self._load(slot, chunk)
         seeds = [key(self.seed, c.id, round, "layers") for c in chunk]
-        slot.begin([self._steps(c) for c in chunk], seeds, self.settings.reset)
+        slot.begin([self._steps(c) for c in chunk], seeds, self.settings.reset, self.settings.rate_factor(round))
         if not self.settings.reset:
             for g, client in enumerate(chunk):
                 zeros = torch.zeros_like(slot.moments[:, g])
@@ -277,7 +277,7 @@ class GroupedEngine(Engine):
         state = dict(self.eager.state())
         for family in self.families:
             for client in family.clients:
-                state |= self.homes.optimizer_state(client, family.layout, self._adam)
+                state |= self.homes.optimizer_state(client, family.layout, self.settings.adaptive)
         return state
 
     def load_state(self, clients: Sequence[Client], state: dict[str, Tensor]) -> None:
@@ -290,11 +290,7 @@ class GroupedEngine(Engine):
                 self.eager.load_state(family.clients, {k: v for k, v in state.items() if k.split(".")[0] in own})
                 continue
             for client in family.clients:
-                self.homes.load_optimizer(client, family.layout, self._adam, state)
-
-    @property
-    def _adam(self) -> bool:
-        return self.settings.optimizer == "adam"
+                self.homes.load_optimizer(client, family.layout, self.settings.adaptive, state)
 
 
 class _Sums(NamedTuple):

@@ -29,6 +29,7 @@ def optimise(
     moments: tuple[Tensor, Tensor],
     learns: Tensor,
     rates: Tensor | None,
+    factor: Tensor,
     stack: Stack,
     constants: dict[str, Any],
 ) -> None:
@@ -38,17 +39,17 @@ def optimise(
     programs = min(triton.cdiv(n, 1024), triton.cdiv(OPTIMISERS, stack.clients))
     launch(kernels.optimise, (programs, stack.clients),
         flat, flat if low is None else low, *gradients, *moments, learns, learns if rates is None else rates,
-        stack.step, stack.active, flat.stride(0), n_low, n, COPY=low is not None, RATES=rates is not None, BLOCK=1024,
-        **constants,
+        factor, stack.step, stack.active, flat.stride(0), n_low, n, COPY=low is not None, RATES=rates is not None,
+        BLOCK=1024, **constants,
     )  # fmt: skip
 
 
 def constants_of(train: TrainSettings) -> dict[str, Any]:
     """What the kernel takes from the recipe."""
-    beta1, beta2 = train.betas if train.optimizer == "adam" else (train.momentum, 0.0)
+    beta1, beta2 = train.betas if train.adaptive else (train.momentum, 0.0)
     return {
         "lr": train.learning_rate, "eps": ADAM_EPS, "decay": train.weight_decay, "DECAYS": train.weight_decay > 0,
-        "ADAM": train.optimizer == "adam",
+        "ADAM": train.adaptive, "DECOUPLED": train.optimizer == "adamw",
         "BETA1": beta1, "BETA2": beta2, "LOG1": _log(beta1), "LOG2": _log(beta2),
     }  # fmt: skip
 

@@ -46,6 +46,8 @@ class Room:
         self.labels = torch.zeros(size, steps, batch, device=device, dtype=torch.int64)
         self.plan = torch.zeros(steps, size, device=device, dtype=torch.uint8)
         self.cursor = torch.zeros(1, device=device, dtype=torch.int64)
+        self.factor = torch.ones(1, device=device)
+        """What all learning rates are multiplied by in this round. A captured step reads it from here."""
         self.learns = torch.ones(layout.parameters, device=device)
         self.ones = torch.ones(size, device=device)
         self.keys = Keys(torch.zeros(size, device=device, dtype=torch.int64), self.cursor)
@@ -100,8 +102,9 @@ class Room:
             for name, stacked in self.state.items():
                 client.state[name].copy_(stacked[g], non_blocking=True)
 
-    def begin(self, steps: Sequence[int], seeds: Sequence[int], reset: bool) -> None:
-        """Before a round: how many batches each member has, and the keys of their dropouts."""
+    def begin(self, steps: Sequence[int], seeds: Sequence[int], reset: bool, factor: float) -> None:
+        """Before a round: how many batches each member has, the keys of their dropouts, the factor of their rates."""
+        self.factor.fill_(factor)
         plan = torch.tensor([[t < n for n in steps] for t in range(len(self.plan))], dtype=torch.uint8)
         self.plan[:, : len(steps)].copy_(sent(plan, self.device))
         self.plan[:, len(steps) :].zero_()

@@ -74,8 +74,8 @@ class Slot(Room):
             mine = {name: stacked[g] for name, stacked in self.state.items()}
             self.members[g].state = {**client.state, **mine}
 
-    def begin(self, steps: Sequence[int], seeds: Sequence[int], reset: bool) -> None:
-        super().begin(steps, seeds, reset)
+    def begin(self, steps: Sequence[int], seeds: Sequence[int], reset: bool, factor: float) -> None:
+        super().begin(steps, seeds, reset, factor)
         self.totals.zero_()
 
     def _looked(self) -> None:
@@ -101,7 +101,7 @@ class Slot(Room):
         terms = self.networks.terms(self.method, self.members, images, labels)
         optimise(
             self.flat, self.low, (self.grad_low, self.grad_high), (self.moments[0], self.moments[1]), self.learns,
-            self.rates, self.stack, constants_of(self.train),
+            self.rates, self.factor, self.stack, constants_of(self.train),
         )  # fmt: skip
         self._account(terms, before)
 
