@@ -237,6 +237,20 @@ def test_what_a_recipe_says_about_training_holds_in_groups(settings):
 
 
 @interpreted
+def test_pooled_clients_share_their_images_in_a_group():
+    """Two clusters, so that places in the shared tensor matter; as many steps as without the others' images."""
+    made = recipe(
+        method="local",
+        clients=4,
+        partition={"shots": 1, "test_shots": 1, "pooled": True},
+        train={**SMALL["train"], "steps": 1},
+    )
+    grouped = plays_like_eager(made, {"flat": flat})
+    pool = grouped.engine.train_pool
+    assert (pool.start, len(pool.labels)) == ({0: 0, 1: 0, 2: 10, 3: 10}, 20)
+
+
+@interpreted
 def test_a_round_writes_its_rate_where_a_captured_step_reads_it():
     made = recipe(method="local", partition={"shots": 1, "test_shots": 1}, train={"batch": 5, "warmup_rounds": 4})
     grouped = grouped_world(made, {"other": other})

@@ -9,9 +9,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from conftest import made_of
+from conftest import made_of, small
 from mapl import Dataset, MaplError
 from mapl.data.partition import PartitionSettings, Shard, cluster_classes, partition
+from mapl.runs.part import build_part
 
 
 def mixed_up(per_class: int, classes: int) -> list[int]:
@@ -188,3 +189,35 @@ def test_a_client_without_a_single_test_image_is_an_error():
     data = made_of([0, 1] * 4, [0, 0], 2)
     with pytest.raises(MaplError, match=r"no test images of client 1's classes \(1,\)"):
         partition(data, PartitionSettings(shots=1, stride=1, test_shots="all"), 2, 0)
+
+
+@given(settings(), st.integers(0, 3))
+def test_pooled_clients_train_on_their_whole_cluster_and_are_tested_as_before(case, seed):
+    chosen, classes, clients = case
+    data = dataset(5 * clients + 10, classes, 2 * clients)
+    apart = partition(data, chosen, clients, seed)
+    pooled = partition(data, chosen.model_copy(update={"pooled": True}), clients, seed)
+    for mine, own in zip(pooled, apart, strict=True):
+        expected = [image for other in apart if other.cluster == own.cluster for image in other.train.tolist()]
+        assert mine.train.tolist() == expected
+        assert (mine.cluster, mine.classes) == (own.cluster, own.classes)
+        assert torch.equal(mine.test, own.test)
+
+
+def test_pooled_in_a_recipe():
+    alone = small(partition={"pooled": True}, network={"topology": {"name": "none"}})
+    assert alone.title() == "digits-s1-pooled-mapl-none-m4-seed0"
+    assert alone.fingerprint() != alone.model_copy(update={"partition": small().partition}).fingerprint()
+    part, plain = build_part(alone), build_part(small())
+    assert [client.samples for client in part.clients] == [2 * client.samples for client in plain.clients]
+    # One copy per cluster, however many clients it has.
+    assert len({client.train.pixels.data_ptr() for client in part.clients}) == 2
+    for ours, theirs in zip(part.clients, plain.clients, strict=True):
+        assert torch.equal(ours.test.pixels, theirs.test.pixels)
+        assert torch.equal(ours.model.head.weight, theirs.model.head.weight)
+
+
+def test_data_of_clients_own_cannot_be_pooled():
+    own = {client: dataset(4, 2) for client in range(4)}
+    with pytest.raises(MaplError, match=r"partition\.pooled"):
+        build_part(small(partition={"pooled": True}), own)

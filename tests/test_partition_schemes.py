@@ -132,6 +132,16 @@ def test_clusters_of_schemes() -> None:
     assert shards[0].cluster == 0
 
 
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet"])
+def test_without_clusters_all_images_are_pooled_and_tests_stay(scheme: str) -> None:
+    apart = divide(scheme=scheme, alpha=5.0)
+    everything = torch.cat([shard.train for shard in apart])
+    for own, pooled in zip(apart, divide(scheme=scheme, alpha=5.0, pooled=True), strict=True):
+        assert torch.equal(pooled.train, everything)
+        assert torch.equal(pooled.test, own.test)
+        assert pooled.classes == own.classes
+
+
 def test_a_client_left_with_too_little_is_named() -> None:
     with pytest.raises(MaplError, match=r"client \d+ is left with [01] training images.*larger partition.alpha"):
         divide(scheme="dirichlet", alpha=0.001, clients=20)
@@ -221,5 +231,7 @@ def test_schemes_in_a_recipe() -> None:
     assert recipe.partition.short() == "dirichlet0.1"
     assert Recipe.of(partition={"scheme": "iid"}).partition.short() == "iid"
     assert Recipe.of().partition.short() == "s1"
+    assert Recipe.of(partition={"pooled": True}).partition.short() == "s1-pooled"
+    assert recipe.partition.model_copy(update={"pooled": True}).short() == "dirichlet0.1-pooled"
     with pytest.raises(MaplError, match=r"partition.alpha: got 0"):
         Recipe.of(partition={"alpha": 0})

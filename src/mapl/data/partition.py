@@ -6,7 +6,8 @@ client takes a fixed number of images of each class of its cluster (1 and 2), or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -70,12 +71,17 @@ class PartitionSettings(BaseModel):
     fewest: int = Field(
         2, ge=1, description="Schemes other than 'scenario': the fewest training images that a client may get."
     )
+    pooled: bool = Field(
+        False,
+        description="Every client trains on the training images of all clients of its true cluster; tests do not "
+        "change. With topology 'none' that is the ceiling for collaboration.",
+    )
 
     def short(self) -> str:
         """A few letters for the name of a run."""
-        if self.scheme == "scenario":
-            return f"s{self.scenario}"
-        return f"dirichlet{self.alpha:g}" if self.scheme == "dirichlet" else self.scheme
+        scheme = f"s{self.scenario}" if self.scheme == "scenario" else str(self.scheme)
+        alpha = f"{self.alpha:g}" if self.scheme == "dirichlet" else ""
+        return f"{scheme}{alpha}{'-pooled' if self.pooled else ''}"
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,24 @@ def cluster_classes(settings: PartitionSettings, classes: int) -> list[tuple[int
 
 def partition(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
     """One shard per client. If a class has too few images, the error says which class and how many are missing."""
-    if settings.scheme != "scenario":
-        return _by_scheme(dataset, settings, clients, seed)
+    divide = _by_scenario if settings.scheme == "scenario" else _by_scheme
+    shards = divide(dataset, settings, clients, seed)
+    return _pooled(shards) if settings.pooled else shards
+
+
+def _pooled(shards: Sequence[Shard]) -> list[Shard]:
+    """The shards with the training images of their whole clusters, one tensor per cluster, client after client.
+
+    An image that two clients have is there twice: the clients together would see it twice, too.
+    """
+    together: dict[int, Tensor] = {}
+    for cluster in {shard.cluster for shard in shards}:
+        together[cluster] = torch.cat([shard.train for shard in shards if shard.cluster == cluster])
+    return [replace(shard, train=together[shard.cluster]) for shard in shards]
+
+
+def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
+    """The paper's scenarios: each client takes images of the classes of its cluster."""
     if settings.clusters > clients:
         raise MaplError(
             f"partition.clusters: got {settings.clusters}, but there are {clients} clients; take at most {clients}"

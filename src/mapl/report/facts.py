@@ -92,8 +92,9 @@ def _clients(record: Record) -> str:
     backbones = Counter(card.backbone for card in cards)
     models = listing(f"{name} ({number})" for name, number in backbones.items())
     each = "all with the same backbone: " if len(backbones) == 1 else "each with a model of its own; backbones: "
+    data = "the data of its whole cluster" if record.recipe.partition.pooled else "private data"
     return (
-        f"{len(cards)}, each with private data ({_range([card.samples for card in cards])} training images, "
+        f"{len(cards)}, each with {data} ({_range([card.samples for card in cards])} training images, "
         f"{_range([card.tests for card in cards])} test images), {each}{models}"
     )
 

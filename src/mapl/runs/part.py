@@ -182,6 +182,8 @@ class _Shard:
 def _shards(recipe: Recipe, data: Data | None, held: Sequence[int]) -> dict[int, _Shard]:
     """The images of each client held here."""
     if isinstance(data, Mapping):
+        if recipe.partition.pooled:
+            raise MaplError("partition.pooled: it needs one data set for all clients, and here each has its own")
         _check_given(data, held, recipe.clients)
         _check_same_kind({client: data[client] for client in held})
         return {client: _own_shard(data[client]) for client in held}
@@ -189,12 +191,16 @@ def _shards(recipe: Recipe, data: Data | None, held: Sequence[int]) -> dict[int,
         raise MaplError(f"data: got a {type(data).__name__}; give a mapl.Dataset, or one for each client by its number")
     dataset = data or load_data(recipe)
     parts = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
-    return {client: _shard(recipe, dataset, parts[client]) for client in held}
+    trains: dict[int, Images] = {}
+    for shard in (parts[client] for client in held):
+        if id(shard.train) not in trains:  # clients of a pooled cluster share one copy
+            trains[id(shard.train)] = dataset.train.take(shard.train)
+    return {client: _shard(recipe, dataset, parts[client], trains[id(parts[client].train)]) for client in held}
 
 
-def _shard(recipe: Recipe, dataset: Dataset, shard: Shard) -> _Shard:
+def _shard(recipe: Recipe, dataset: Dataset, shard: Shard, train: Images) -> _Shard:
     tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
-    train, test = dataset.train.take(shard.train), dataset.test.take(torch.cat(tests))
+    test = dataset.test.take(torch.cat(tests))
     kind = dataset.classes, dataset.image, dataset.mean, dataset.std
     return _Shard(train, test, len(shard.test), shard.cluster, *kind)
 

@@ -7,13 +7,17 @@ from torch import Tensor
 
 
 class Pool:
-    """All clients' images of one split, one client after another, on the GPU."""
+    """All clients' images of one split, one client after another, on the GPU. Clients may share the same tensors."""
 
     def __init__(self, device: torch.device, images: dict[int, tuple[Tensor, Tensor]]):
         self.start: dict[int, int] = {}
+        placed: dict[tuple[int, int], int] = {}
         total = 0
-        for client, (_, labels) in images.items():
-            self.start[client], total = total, total + len(labels)
+        for client, (pixels, labels) in images.items():
+            which = id(pixels), id(labels)
+            if which not in placed:
+                placed[which], total = total, total + len(labels)
+            self.start[client] = placed[which]
         first = next(iter(images.values()))[0]
         self.pixels = torch.empty((total, *first.shape[1:]), dtype=torch.uint8, device=device)
         self.labels = torch.empty(total, dtype=torch.int64, device=device)
