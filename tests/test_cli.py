@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import mapl
 from conftest import command, in_child, small, stop_after, written
 from mapl.analysis.compare import Arm, Estimate
+from mapl.analysis.control import NOBODY
 from mapl.cli import main
 from mapl.cli.app import app
 from mapl.cli.look import CELLS, table
@@ -191,7 +192,26 @@ def test_compare_prints_a_table_and_json():
     gain = mapl.load("runs/ours").mean - mapl.load("runs/control").mean
     assert arms[0]["gain"]["mean"] == pytest.approx(gain)
     assert arms[0]["messages"] == 36
+    assert arms[0]["share"] is None
     assert "no control" in cli("compare", "runs/ours")
+
+
+def test_compare_says_how_much_of_the_way_to_pooled_images_an_arm_has_made():
+    train = {"learning_rate": 0.01, "warmup_rounds": 2}
+    ours = small(rounds=4, seed=2, train=train, partition={"test_shots": 15})
+    control = ours.model_copy(update={"network": NOBODY})
+    pooled = {"partition": control.partition.model_copy(update={"pooled": True})}
+    ceiling = control.model_copy(update={**pooled, "train": ours.train.model_copy(update={"steps": 2})})
+    folders = "runs/ours", "runs/control", "runs/ceiling"
+    ours, control, ceiling = (mapl.run(*run).mean for run in zip((ours, control, ceiling), folders, strict=True))
+    assert ceiling > control
+    arms = json.loads(cli("compare", *folders, "--json"))
+    share = (ours - control) / (ceiling - control)
+    assert arms[0]["share"] == {"mean": pytest.approx(share), "interval": None}
+    assert [arm["is_ceiling"] for arm in arms] == [False, False, True]
+    out = cli("compare", *folders)
+    assert f"{100 * share:.1f} %" in out
+    assert re.search(r"│ +ceiling │", out)
 
 
 def test_compare_names_the_run_it_leaves_out_and_says_how_far_an_arm_came():
@@ -210,7 +230,7 @@ def test_compare_names_the_run_it_leaves_out_and_says_how_far_an_arm_came():
 ESTIMATE = Estimate(0.7123, 0.1234)
 WIDE_ARM = Arm(
     *("mapl, one backbone, method.graph.beta=0.2 (12 of 45 rounds)", "mapl", [0, 1, 2], 12, 45, ESTIMATE, 0.1012),
-    *(ESTIMATE, 0.71, 1_234_567.0, 2.0**33, 1234.0, False),
+    *(ESTIMATE, None, None, 0.71, 1_234_567.0, 2.0**33, 1234.0, False, False),
 )
 
 
@@ -227,6 +247,22 @@ def test_the_table_of_compare_cuts_no_number_whatever_the_width(width):
         assert CELLS[title](WIDE_ARM) in said
     assert ({"MiB", "s"} <= shown) == (width >= 120)
     assert ({"seeds", "std", "inside"} <= shown) == (width >= 80)
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_the_way_to_pooled_is_a_column_only_if_some_arm_has_it(width):
+    way = replace(WIDE_ARM, room=ESTIMATE, share=ESTIMATE)
+    ceiling = replace(WIDE_ARM, gain=None, is_ceiling=True)
+    said = []
+    for arms in ([WIDE_ARM, ceiling], [WIDE_ARM, way, ceiling], [replace(way, share=None), ceiling]):
+        out = io.StringIO()
+        Console(width=width, file=out).print(table(arms, width))
+        assert "…" not in out.getvalue()
+        assert max(map(len, out.getvalue().splitlines())) <= width
+        said.append(out.getvalue())
+    shown = [["way to pooled" in text.splitlines()[1], "71.2 ± 12.3 %" in text, "no room" in text] for text in said]
+    assert shown == ([[False] * 3] * 3 if width == 50 else [[False] * 3, [True, True, False], [True, False, True]])
+    assert all("ceiling" in text for text in said)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,13 @@ from conftest import small
 from mapl import Recipe, Record
 from mapl.analysis.clusters import adjusted_rand, class_overlap, edges, first_mixed, share_by_chance, share_inside
 from mapl.analysis.compare import Estimate, compare, group, left_out
+from mapl.analysis.control import ceiling_of, control_of, is_ceiling, is_control
 from mapl.client import Peers
 from mapl.runs.graph import GraphWriter
 from mapl.runs.history import ClientCard, Round
 
 ALONE = {"network": {"topology": {"name": "none"}}}
+POOLED = {**ALONE, "partition": {"pooled": True}}
 
 
 def record(
@@ -146,9 +148,119 @@ def test_mapl_plus_takes_mapls_control_unless_it_has_its_own():
     assert compare([*plus, *shared, *own])[0].gain.mean == pytest.approx(0.05)
 
 
+def test_the_ceiling_is_the_control_with_pooled_images():
+    recipe = small("mapl+", seed=3)
+    ceiling = ceiling_of(recipe)
+    assert ceiling.partition.pooled
+    unpooled = ceiling.partition.model_copy(update={"pooled": False})
+    assert ceiling.model_copy(update={"partition": unpooled}) == control_of(recipe)
+    assert (is_ceiling(ceiling), is_control(ceiling)) == (True, False)
+    assert (is_ceiling(control_of(recipe)), is_control(control_of(recipe))) == (False, True)
+    assert not is_ceiling(small(partition={"pooled": True}))
+
+
+def test_the_share_of_the_way_by_hand():
+    ours = seeds({0: 0.60, 1: 0.72, 2: 0.70, 3: 0.10})
+    control = seeds({2: 0.60, 0: 0.50, 1: 0.70, 7: 0.2}, **ALONE)
+    ceiling = seeds({1: 0.80, 0: 0.90, 2: 0.80, 3: 0.9}, **POOLED)
+    arm, alone, pooled = compare([*ours, *control, *ceiling])
+    # Seed 0: 0.10 of 0.40; seed 1: 0.02 of 0.10; seed 2: 0.10 of 0.20. Seed 3 has no control.
+    expected = Estimate.of([0.25, 0.2, 0.5])
+    assert arm.share.mean == pytest.approx(expected.mean)
+    assert arm.share.interval == pytest.approx(expected.interval)
+    assert arm.room.mean == pytest.approx((0.4 + 0.1 + 0.2) / 3)
+    assert arm.way == f"31.7 ± {100 * expected.interval:.1f} %"
+    assert (alone.label, alone.is_control, alone.is_ceiling) == ("mapl, no letters", True, False)
+    assert (pooled.label, pooled.is_control, pooled.is_ceiling) == ("mapl, no letters, pooled", False, True)
+    for other in (alone, pooled):
+        assert other.gain is other.room is other.share is None
+        assert other.way == ""
+    assert arm.gain.mean == pytest.approx((0.1 + 0.02 + 0.1) / 3)
+
+
+def test_a_share_may_be_negative_or_more_than_the_whole():
+    control, ceiling = seeds({0: 0.5}, **ALONE), seeds({0: 0.6}, **POOLED)
+    assert compare([*seeds({0: 0.45}), *control, *ceiling])[0].share.mean == pytest.approx(-0.5)
+    assert compare([*seeds({0: 0.7}), *control, *ceiling])[0].share.mean == pytest.approx(2)
+
+
+@pytest.mark.parametrize("rooms", [(-0.1, -0.1), (0, 0), (0.2, 0), (0.2, -0.1)])
+def test_where_a_ceiling_is_no_better_than_the_control_there_is_no_share_but_a_reason(rooms):
+    control = seeds({0: 0.5, 1: 0.5}, **ALONE)
+    ceiling = seeds({seed: 0.5 + room for seed, room in enumerate(rooms)}, **POOLED)
+    arm = compare([*seeds({0: 0.6, 1: 0.6}), *control, *ceiling])[0]
+    assert arm.share is None
+    assert arm.room.mean == pytest.approx(sum(rooms) / 2)
+    assert arm.way == "no room"
+
+
+def test_without_a_control_or_a_ceiling_of_its_own_an_arm_has_no_share():
+    ours, control, ceiling = seeds({0: 0.6}), seeds({0: 0.5}, **ALONE), seeds({0: 0.7}, **POOLED)
+    others = [
+        [*control],
+        [*ceiling],
+        [*control, *seeds({1: 0.7}, **POOLED)],  # another seed's
+        [*control, *seeds({0: 0.7}, **{**POOLED, "partition": {"pooled": True, "shots": 4}})],  # another recipe's
+        [*control, *seeds({0: 0.7}, partition={"pooled": True})],  # pooled, but with letters
+        [*control, *seeds({0: 0.7}, **POOLED, train={"learning_rate": 0.1})],
+    ]
+    for other in others:
+        arm = compare([*ours, *other])[0]
+        assert (arm.room, arm.share, arm.way) == (None, None, "")
+    assert compare([*ours, *control, *ceiling])[0].share is not None
+
+
+def test_a_ceiling_may_take_other_steps_and_be_tested_otherwise():
+    """It has more images, so equal compute needs a limit. The same steps count first, else the first given."""
+    ours, control = seeds({0: 0.6}), seeds({0: 0.5}, **ALONE, evaluate={"every": 3})
+    few = seeds({0: 0.7}, **POOLED, train={"steps": 2}, evaluate={"all_images": True})
+    more = seeds({0: 0.9}, **POOLED, train={"steps": 4})
+    same = seeds({0: 1.0}, **POOLED)
+    share = {"few": 0.1 / 0.2, "more": 0.1 / 0.4, "same": 0.1 / 0.5}
+    assert compare([*ours, *control, *few])[0].share.mean == pytest.approx(share["few"])
+    assert compare([*ours, *control, *more, *few])[0].share.mean == pytest.approx(share["more"])
+    arms = compare([*ours, *control, *few, *same, *more])
+    assert arms[0].share.mean == pytest.approx(share["same"])
+    assert [arm.label for arm in arms[2:]] == [
+        "mapl, no letters, pooled, train.steps=2",
+        "mapl, no letters, pooled, train.steps=None",
+        "mapl, no letters, pooled, train.steps=4",
+    ]
+
+
+def test_a_ceiling_is_shared_as_controls_are():
+    one = {"model": {"backbones": ["cnn"]}}
+    ours = seeds({0: 0.7}, name="fedavg", **one)
+    control, ceiling = seeds({0: 0.6}, name="local", **one), seeds({0: 0.8}, name="local", **one, **POOLED)
+    arm, alone, pooled = compare([*ours, *control, *ceiling])
+    assert arm.share.mean == pytest.approx(0.5)
+    assert (alone.label, pooled.label) == ("local", "local, pooled")
+    assert (alone.is_control, pooled.is_control, pooled.is_ceiling) == (True, False, True)
+    plus, shared = seeds({0: 0.7}, name="mapl+"), [*seeds({0: 0.6}, **ALONE), *seeds({0: 0.8}, **POOLED)]
+    assert compare([*plus, *shared])[0].share.mean == pytest.approx(0.5)
+
+
+def test_letters_between_clients_with_pooled_images_gain_over_the_ceiling():
+    """A strange arm, but an arm: its control has pooled images, too."""
+    arm, pooled = compare([*seeds({0: 0.8}, partition={"pooled": True}), *seeds({0: 0.7}, **POOLED)])
+    assert (arm.label, arm.is_ceiling, pooled.is_ceiling) == ("mapl, pooled", False, True)
+    assert arm.gain.mean == pytest.approx(0.1)
+    assert arm.room is arm.share is None
+
+
+def test_a_stopped_arm_is_measured_against_both_at_its_age():
+    stopped = record(small(), [0.6], played=2)
+    control, ceiling = record(small(**ALONE), [0.5]), record(small(**POOLED), [0.9], played=2)
+    arm = compare([stopped, control, ceiling])[0]
+    assert arm.room.mean == pytest.approx(0.9 - 0.99)  # the control as it was then
+    assert arm.way == "no room"
+
+
 LABELS = {
     "methods": ([{"name": "mapl"}, {"name": "mapl+"}, {"name": "local"}], ["mapl", "mapl+", "local"]),
     "control": ([{}, ALONE], ["mapl", "mapl, no letters"]),
+    "pooled": ([{}, ALONE, POOLED, {"partition": {"pooled": True}}],
+               ["mapl", "mapl, no letters", "mapl, no letters, pooled", "mapl, pooled"]),
     "topologies": ([{}, {"network": {"topology": {"name": "ring"}}}],
                    ["mapl, full", "mapl, ring"]),
     "scenarios": ([{}, {"partition": {"scenario": 2}}], ["mapl, scenario 1", "mapl, scenario 2"]),

@@ -29,7 +29,9 @@ from mapl.report.embedding import Embedding, embed
 from mapl.report.facts import facts
 from mapl.report.lines import accuracy_curve, lines
 from mapl.report.maps import graph_rounds
+from mapl.report.tables import arms_table
 from mapl.report.text import listing, ranges
+from test_compare import seeds
 
 VOID = {"meta", "link", "img", "br"}
 
@@ -138,6 +140,21 @@ def test_methods_controls_and_seeds(full_page: Path) -> None:
     assert "cross-entropy from" in page.text
     for word in ("Scenario", "disjoint classes per cluster", "Seeds", "0 and 1 (5 runs in all)"):
         assert word in page.text
+
+
+def test_the_way_to_pooled_is_in_the_table_if_some_arm_has_it() -> None:
+    alone = {"network": NO_LETTERS}
+    ours, control = seeds({0: 0.6, 1: 0.6}), seeds({0: 0.5, 1: 0.5}, **alone)
+    ceiling = seeds({0: 0.7, 1: 0.7}, **alone, partition={"pooled": True})
+    plain = arms_table(lines([*ours, *control]))
+    shown = arms_table(lines([*ours, *control, *ceiling]))
+    place = shown.titles.index("way to pooled")
+    assert [title for title in shown.titles if title != "way to pooled"] == plain.titles
+    assert [row[place] for row in shown.rows] == ["50.0 ± 0.0 %", "–", "–"]
+    assert [row[place - 1] for row in shown.rows][2] == "– (is a ceiling)"
+    assert {len(row) for row in shown.rows} == {len(shown.titles)}
+    headline = sentences.headlines(lines([*ours, *control, *ceiling]))[0]
+    assert "60.0" in headline  # the best arm is not the one that has the others' data
 
 
 def test_one_local_run(local_page: Path) -> None:

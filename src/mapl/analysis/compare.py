@@ -2,21 +2,27 @@
 
 The collaboration gain of an arm is its accuracy minus that of its control: the same recipe and seed on the empty
 network. Shards and initial weights are equal in both, so the difference is what the letters add.
+
+The ceiling of an arm is its control with the images of each cluster pooled. The share of the way is the gain of the arm
+over the gain of its ceiling: 0 is training alone, 1 is as good as sharing all data inside the clusters.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from mapl.analysis.clusters import share_inside
-from mapl.analysis.control import is_control, twins
+from mapl.analysis.control import ceilings, has_letters, is_ceiling, is_control, twins
 from mapl.recipe import Recipe, flat
 from mapl.runs.history import Record
+
+ROUNDING = 1e-9
+"""Means of accuracies that differ by less are equal."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,24 @@ class Arm:
     """Population standard deviation over clients, mean over seeds."""
     gain: Estimate | None
     """Collaboration gain over the seeds that both have; None without a control."""
+    room: Estimate | None
+    """Accuracy of the ceiling minus that of the control, over the seeds that all three have; None without both."""
+    share: Estimate | None
+    """Gain over room, seed by seed; None without room. A ratio says nothing where one seed has no room."""
     inside: float | None
     """Share of the weight given to others that stays inside the true clusters, mean over seeds."""
     messages: float
     bytes: float
     seconds: float
     is_control: bool
+    is_ceiling: bool
+
+    @property
+    def way(self) -> str:
+        """The share of the way from the control to the ceiling, in words; empty if they are not among the runs."""
+        if self.room is None:
+            return ""
+        return "no room" if self.share is None else f"{self.share.text()} %"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -123,15 +141,23 @@ def compare(records: Sequence[Record]) -> list[Arm]:
     """The runs as arms, in the order first given. Every run must have been tested at least once."""
     groups = group(records)
     by_key = {_key(_tree(runs[0].recipe)): runs for runs in groups.values()}
-    return [_arm(label, runs, _controls(runs[0].recipe, by_key)) for label, runs in groups.items()]
+    arms = []
+    for label, runs in groups.items():
+        recipe = runs[0].recipe
+        arms.append(_arm(label, runs, _controls(recipe, by_key), _ceilings(recipe, groups.values())))
+    return arms
 
 
-def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
-    control = {(c.recipe.seed, r.round): fmean(r.accuracy) for c in controls for r in c.tested if r.accuracy}
+Age = tuple[int, int]
+"""A seed and a round."""
+
+
+def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Record]) -> Arm:
+    control, ceiling = _accuracies(controls), _accuracies(pooled)
     # A run that was stopped early is compared with its control at the same round.
-    ages = [(r, (r.recipe.seed, r.tested[-1].round)) for r in runs]
-    gains = [r.mean - control[age] for r, age in ages if age in control]
-    control_arm = is_control(runs[0].recipe)
+    own = {(r.recipe.seed, r.tested[-1].round): r.mean for r in runs}
+    gains = {age: mean - control[age] for age, mean in own.items() if age in control}
+    rooms = {age: ceiling[age] - control[age] for age in gains if age in ceiling}
     shares = [s for r in runs if (s := share_inside(r.weights(), [c.cluster for c in r.clients])) is not None]
     return Arm(
         label=label,
@@ -141,13 +167,28 @@ def _arm(label: str, runs: list[Record], controls: list[Record]) -> Arm:
         planned=runs[0].recipe.rounds,
         accuracy=Estimate.of([r.mean for r in runs]),
         spread=fmean(r.std for r in runs),
-        gain=Estimate.of(gains) if gains and not control_arm else None,
+        gain=Estimate.of(list(gains.values())) if gains else None,
+        room=Estimate.of(list(rooms.values())) if rooms else None,
+        share=_share(gains, rooms),
         inside=fmean(shares) if shares else None,
         messages=fmean(r.messages for r in runs),
         bytes=fmean(r.bytes for r in runs),
         seconds=fmean(r.seconds for r in runs),
-        is_control=control_arm,
+        is_control=is_control(runs[0].recipe),
+        is_ceiling=is_ceiling(runs[0].recipe),
     )
+
+
+def _accuracies(runs: Sequence[Record]) -> dict[Age, float]:
+    """The mean over clients at every test."""
+    return {(run.recipe.seed, r.round): fmean(r.accuracy) for run in runs for r in run.tested if r.accuracy}
+
+
+def _share(gains: Mapping[Age, float], rooms: Mapping[Age, float]) -> Estimate | None:
+    """The mean of gain / room, unless the ceiling is no better than the control for some seed."""
+    if not rooms or min(rooms.values()) < ROUNDING:
+        return None
+    return Estimate.of([gains[age] / room for age, room in rooms.items()])
 
 
 def _tree(recipe: Recipe) -> dict[str, Any]:
@@ -162,7 +203,7 @@ def _tree(recipe: Recipe) -> dict[str, Any]:
             "data": {"folder"},
         },
     )
-    if recipe.method.name == "local" or is_control(recipe):
+    if not has_letters(recipe):
         tree["network"] = "none"
     return tree
 
@@ -173,7 +214,30 @@ def _key(tree: dict[str, Any]) -> str:
 
 def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
     """The runs of the recipe's control: its own, or those of a run that is equal without letters."""
+    if not has_letters(recipe):
+        return []
     return next((runs for twin in twins(recipe) if (runs := arms.get(_key(_tree(twin))))), [])
+
+
+def _ceilings(recipe: Recipe, arms: Iterable[list[Record]]) -> list[Record]:
+    """The runs of the recipe's ceiling.
+
+    It may have another `train.steps`, because it has more images. Of several, the one with the same steps counts, or
+    else the first given.
+    """
+    if recipe.partition.pooled or not has_letters(recipe):
+        return []
+    pooled = [runs for runs in arms if is_ceiling(runs[0].recipe)]
+    for ceiling in ceilings(recipe):
+        alike = [runs for runs in pooled if _any_steps(runs[0].recipe) == _any_steps(ceiling)]
+        if alike:
+            return next((runs for runs in alike if runs[0].recipe.train.steps == recipe.train.steps), alike[0])
+    return []
+
+
+def _any_steps(recipe: Recipe) -> str:
+    """The key of an arm, whatever its `train.steps`."""
+    return _key(_tree(recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": None})})))
 
 
 def _labels(recipes: Sequence[Recipe]) -> list[str]:
@@ -185,8 +249,11 @@ def _labels(recipes: Sequence[Recipe]) -> list[str]:
     labels = []
     for recipe, values in zip(recipes, flats, strict=True):
         notes = [_DISTINCTIVE[key](values.get(key)) for key in differing]
-        control = ["no letters"] if is_control(recipe) and recipe.method.name != "local" else []
-        labels.append(", ".join([recipe.method.name, *notes, *control]))
+        if not has_letters(recipe) and recipe.method.name != "local":
+            notes.append("no letters")
+        if recipe.partition.pooled:
+            notes.append("pooled")
+        labels.append(", ".join([recipe.method.name, *notes]))
     return _distinct(labels, flats)
 
 

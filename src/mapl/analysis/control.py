@@ -1,4 +1,7 @@
-"""The control arm of a run: the same clients, data, losses and seed, but no letters."""
+"""The control arm of a run: the same clients, data, losses and seed, but no letters. And its ceiling.
+
+The ceiling is the control with the images of every client's cluster pooled: what collaboration could reach at best.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,19 @@ NOBODY = NetworkSection.model_validate({"topology": {"name": "none"}})
 """The empty network, without any limit on letters."""
 
 
+def has_letters(recipe: Recipe) -> bool:
+    """Whether letters are written."""
+    return recipe.network.topology.name != "none" and recipe.method.name != "local"
+
+
 def is_control(recipe: Recipe) -> bool:
-    """Whether no letters are written."""
-    return recipe.network.topology.name == "none" or recipe.method.name == "local"
+    """Whether clients train alone, each on its own images."""
+    return not has_letters(recipe) and not recipe.partition.pooled
+
+
+def is_ceiling(recipe: Recipe) -> bool:
+    """Whether clients train alone, each on the images of its whole cluster."""
+    return not has_letters(recipe) and recipe.partition.pooled
 
 
 def twins(recipe: Recipe) -> list[Recipe]:
@@ -36,6 +49,17 @@ def twins(recipe: Recipe) -> list[Recipe]:
 def control_of(recipe: Recipe) -> Recipe:
     """The form of the control that most runs share."""
     return twins(recipe)[-1]
+
+
+def ceilings(recipe: Recipe) -> list[Recipe]:
+    """The recipe's control with pooled images, in every form that is the same run, as `twins` has them."""
+    pooled = recipe.partition.model_copy(update={"pooled": True})
+    return twins(recipe.model_copy(update={"partition": pooled}))
+
+
+def ceiling_of(recipe: Recipe) -> Recipe:
+    """The form of the ceiling that most runs share."""
+    return ceilings(recipe)[-1]
 
 
 def _with_method(recipe: Recipe, name: str = "", keep: set[str] | None = None) -> Recipe:

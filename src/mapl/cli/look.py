@@ -38,6 +38,9 @@ def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
 
     Runs that differ only in their seed share a row. The collaboration gain is the accuracy minus that of the control
     arm: the same recipe and seed, trained with [bold]--topology none[/bold]. Give those runs too.
+
+    If there are also runs with [bold]--topology none --set partition.pooled=true[/bold], which train on all data of
+    their cluster, the table shows how much of the way from the control to them an arm has made.
     """
     from mapl.analysis.compare import compare
 
@@ -73,21 +76,25 @@ def gain_text(arm: Arm) -> str:
     """The collaboration gain in words."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
-    return "control" if arm.is_control or arm.method == "local" else "no control"
+    if arm.is_ceiling:
+        return "ceiling"
+    return "control" if arm.is_control else "no control"
 
 
+WAY = "way to pooled"
 CELLS: dict[str, Callable[[Arm], str]] = {
     "seeds": lambda arm: str(len(arm.seeds)),
     "acc. %": lambda arm: arm.accuracy.text(),
     "std": lambda arm: f"{100 * arm.spread:.1f}",
     "gain": gain_text,
+    WAY: lambda arm: arm.way or "–",
     "inside": lambda arm: "–" if arm.inside is None else f"{arm.inside:.2f}",
     "messages": lambda arm: f"{arm.messages:,.0f}",
     "MiB": lambda arm: f"{arm.bytes / 2**20:,.1f}",
     "s": lambda arm: f"{arm.seconds:,.0f}",
 }
 """The columns of numbers. Headings are short, because a wide heading wastes the width of a terminal."""
-EXPENDABLE = (("s", "MiB"), ("messages",), ("inside",), ("std",), ("seeds",))
+EXPENDABLE = (("s", "MiB"), ("messages",), ("inside",), ("std",), ("seeds",), (WAY,))
 """The columns that a narrow terminal drops, in this order. A missing column is better than truncated numbers."""
 NAME = 14
 """The smallest width for the names of the arms, which are wrapped."""
@@ -95,6 +102,7 @@ CAPTION = {
     "acc. %": "mean over clients at the last test, ± 95 % interval over seeds",
     "std": "over clients",
     "gain": "over the same recipe and seed without letters, after as many rounds",
+    WAY: "gain, as a share of what training on all data of the cluster gains",
     "inside": "share of the weight given to others that stays inside the true clusters",
 }
 """What the headings mean."""
@@ -115,7 +123,7 @@ def table(arms: Sequence[Arm], width: int) -> Table:
 
 def _columns(arms: Sequence[Arm], width: int) -> list[str]:
     """The columns that fit."""
-    shown = list(CELLS)
+    shown = [title for title in CELLS if title != WAY or any(arm.way for arm in arms)]
     for titles in EXPENDABLE:
         # Each column has a line and a space on either side, and the table a line at its end.
         needed = NAME + sum(_width(title, arms) for title in shown) + 3 * (len(shown) + 1) + 1

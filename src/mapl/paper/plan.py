@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mapl.analysis.control import control_of, is_control
+from mapl.analysis.control import control_of, has_letters
 from mapl.errors import MaplError, unknown
 from mapl.paper.extras import Extra
 from mapl.paper.figures import FIGURES
@@ -64,7 +64,7 @@ def _table(name: str, protocol: Protocol, seed: int, rows: Sequence[str], column
     for cell in chosen(name, protocol, rows, columns):
         recipe = protocol.of_cell(cell, seed)
         yield Work(name, cell.name, False, protocol.label, recipe)
-        if not is_control(recipe):
+        if has_letters(recipe):
             yield Work(name, cell.name, True, protocol.label, _control(recipe))
 
 

@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from typing import Literal
 
 from mapl.analysis.compare import Estimate
-from mapl.analysis.control import control_of, is_control
+from mapl.analysis.control import control_of, has_letters
 from mapl.errors import MaplError
 from mapl.paper.protocol import FORMS, OURS, Protocol
 from mapl.paper.store import Store, StoredRun, key_of
@@ -110,7 +110,7 @@ def _result(cell: Cell, protocol: Protocol, store: Store, seeds: Sequence[int]) 
     runs = _runs(recipe, store, seeds)
     if not runs:
         return None
-    controls = [] if is_control(recipe) else _runs(control_of(recipe), store, [run.seed for run in runs])
+    controls = _runs(control_of(recipe), store, [run.seed for run in runs]) if has_letters(recipe) else []
     gain, over = difference(runs, controls, "accuracy")
     all_images = [fmean(run.all_images) for run in runs if run.all_images]
     return CellResult(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mapl.analysis.control import control_of, is_control
+from mapl.analysis.control import control_of, has_letters
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, Tree, validated
 
@@ -101,7 +101,7 @@ def key_of(recipe: Recipe) -> str:
 
     Without letters all networks are the same, and so are settings that only concern letters.
     """
-    plain = control_of(recipe) if is_control(recipe) else recipe
+    plain = recipe if has_letters(recipe) else control_of(recipe)
     tested = {"evaluate": recipe.evaluate.model_copy(update={"every": 1})}
     return f"{plain.model_copy(update=tested).fingerprint()}-{recipe.rounds}"
 

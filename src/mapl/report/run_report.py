@@ -54,6 +54,8 @@ def _results(page: Document, lines: Sequence[Line]) -> None:
     page.add(Bullets(sentences.headlines(lines)))
     page.add(Heading("What was run"), Facts(facts.facts(lines)))
     page.add(Heading("Results"), tables.arms_table(lines), Paragraph(sentences.ARMS_EXPLAINED))
+    if tables.shows_way(lines):
+        page.add(Paragraph(sentences.WAY_EXPLAINED))
     if any(line.arm for line in lines):
         alt = "Line chart of test accuracy by round, and one dot per client at the last test."
         page.draw("accuracy", curves.accuracy_figure(lines), alt, sentences.accuracy_caption(lines))

@@ -23,6 +23,12 @@ ARMS_EXPLAINED = (
     "its control at the round of the arm's last test. ± is a 95 % interval over seeds. Messages, MiB and seconds are "
     "per run."
 )
+WAY_EXPLAINED = (
+    "The way to pooled is the gain as a share of what the ceiling gains over the same control, seed by seed. The "
+    "ceiling also trains without letters, but every client has the training images of its whole cluster. 0 % is "
+    "training alone, 100 % is as good as sharing all data. No room: for some seed the ceiling is not better than the "
+    "control."
+)
 MOST_ARMS = 3
 """Arms that the top of the page speaks about; the table has them all."""
 LARGEST_CLUSTERING = 500
@@ -34,7 +40,9 @@ def headlines(lines: Sequence[Line]) -> list[str]:
     tested = [(line, line.arm) for line in lines if line.arm is not None]
     if not tested:
         return ["None of these runs has been tested yet, so there is no accuracy to show."]
-    best, arm = max(tested, key=lambda pair: pair[1].accuracy.mean)
+    # A ceiling takes no part: its clients have each other's data.
+    contestants = [pair for pair in tested if not pair[1].is_ceiling] or tested
+    best, arm = max(contestants, key=lambda pair: pair[1].accuracy.mean)
     subject = "It" if len(lines) == 1 else f"The arm with the highest accuracy is {best.label}: it"
     accuracy = (
         f"{subject} classifies {arm.accuracy.text()} % of its clients' test images correctly (mean over "
@@ -61,6 +69,8 @@ def gain_cell(arm: Arm) -> str:
     """The collaboration gain, or why there is none."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
+    if arm.is_ceiling:
+        return f"{DASH} (is a ceiling)"
     return f"{DASH} (is a control)" if arm.is_control else f"{DASH} (no control given)"
 
 

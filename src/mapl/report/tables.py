@@ -21,20 +21,28 @@ MOST_CLIENTS = 200
 
 def arms_table(lines: Sequence[Line]) -> Table:
     """One row per arm."""
-    titles = "arm|seeds|accuracy (%)|std over clients|collaboration gain|inside clusters|messages|MiB|seconds"
-    return Table(titles.split("|"), [[Entry((line.label,), colour=line.colour), *_numbers(line)] for line in lines])
+    way = ["way to pooled"] if shows_way(lines) else []
+    before = ["arm", "seeds", "accuracy (%)", "std over clients", "collaboration gain"]
+    titles = [*before, *way, "inside clusters", "messages", "MiB", "seconds"]
+    return Table(titles, [[Entry((line.label,), colour=line.colour), *_numbers(line, bool(way))] for line in lines])
 
 
-def _numbers(line: Line) -> list[str]:
+def shows_way(lines: Sequence[Line]) -> bool:
+    """Whether some arm has both a control and a ceiling among the runs."""
+    return any(line.arm is not None and line.arm.way for line in lines)
+
+
+def _numbers(line: Line, way: bool) -> list[str]:
     arm = line.arm
     if arm is None:
         seconds = fmean(run.seconds for run in line.runs)
-        return [str(len(line.runs)), "not tested yet", *[DASH] * 5, f"{seconds:,.0f}"]
+        return [str(len(line.runs)), "not tested yet", *[DASH] * (5 + way), f"{seconds:,.0f}"]
     return [
         str(len(arm.seeds)),
         arm.accuracy.text(),
         f"{100 * arm.spread:.1f}",
         gain_cell(arm),
+        *([arm.way or DASH] if way else []),
         percent(arm.inside),
         f"{arm.messages:,.0f}",
         f"{arm.bytes / 2**20:,.1f}",
