@@ -14,7 +14,7 @@ LAYERS = [
     {"errors"},
     {"keys", "plugins", "clock"},
     {"losses"},
-    {"collaboration"},
+    {"collaboration", "kinship"},
     {"network", "data"},
     {"backbones"},
     {"model"},

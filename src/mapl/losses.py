@@ -1,6 +1,6 @@
-"""Cross-entropy, and the three losses that MAPL adds to it: plain functions of tensors.
+"""Cross-entropy, the three losses that MAPL adds to it, and distillation: plain functions of tensors.
 
-Each of the three has two forms. "paper" is the printed equation. "released" is what the authors' released program
+Each of MAPL's three has two forms. "paper" is the printed equation. "released" is what the authors' released program
 computes: it made the published numbers and differs from the printed equation.
 
 All tensor operations have fixed shapes, and no value is read back to Python, so a training step that calls these
@@ -164,6 +164,28 @@ def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> 
     else:
         raise unknown("form", form, FORMS)
     return pairs.sum() / len(prototypes)
+
+
+@_replaceable
+def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """How far a network's answers are from its teacher's (Hinton, Vinyals and Dean, 2015).
+
+        T² · 1/B Σ_q KL(softmax(t_q / T) ‖ softmax(o_q / T))
+
+    The factor T² makes the size of the gradient independent of T. Written out, because torch's own function cannot be
+    computed for many clients at once.
+
+    Args:
+        logits: (B, K), the network's o.
+        teacher: (B, K), the teacher's t; no gradient goes into it.
+        temperature: T.
+
+    Returns:
+        A scalar.
+    """
+    ours = F.log_softmax(logits / temperature, dim=1)
+    theirs = F.log_softmax(teacher.detach() / temperature, dim=1)
+    return temperature**2 * (theirs.exp() * (theirs - ours)).sum(dim=1).mean()
 
 
 def unit_rows(vectors: Tensor) -> Tensor:

@@ -19,7 +19,17 @@ from mapl.keys import ALWAYS, NOBODY, generator, key
 from mapl.network import fingerprint
 from mapl.plugins import find
 
-__all__ = ["Backbone", "ClientModel", "ModelSettings", "Shapes", "architecture", "assign", "build", "find_backbone"]
+__all__ = [
+    "Backbone",
+    "ClientModel",
+    "ModelSettings",
+    "Shapes",
+    "architecture",
+    "assign",
+    "build",
+    "check_output",
+    "find_backbone",
+]
 
 PROJECTOR, PROTOTYPES = "projector", "prototypes"
 """The optional parts of a client's model that a method can name in `Method.uses`."""
@@ -208,7 +218,7 @@ def build(
         if PROTOTYPES in uses:
             model.prototypes = nn.Parameter(_first_prototypes(settings, classes, seed, client))
     if check or any(map(is_lazy, model.parameters())):  # lazy layers get their shapes in a first call
-        _check_output(name, model, image, settings.embedding)
+        check_output(f"backbone {name!r}", model.backbone, image, settings.embedding, "model.embedding")
     return model
 
 
@@ -233,17 +243,16 @@ def architecture(backbone: nn.Module) -> str:
     return fingerprint({name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items()})
 
 
-def _check_output(name: str, model: ClientModel, image: tuple[int, int, int], embedding: int) -> None:
-    training = model.training
-    model.eval()
+def check_output(what: str, backbone: nn.Module, image: tuple[int, int, int], embedding: int, setting: str) -> None:
+    """Check that a backbone maps images (C, H, W) to vectors of the size that `setting` asks for."""
+    training = backbone.training
+    backbone.eval()
     with torch.no_grad():
         try:
-            output: object = model.embed(torch.zeros(2, *image))
+            output: object = backbone(torch.zeros(2, *image))
         except (RuntimeError, ValueError, TypeError) as error:
-            raise MaplError(f"backbone {name!r} cannot take images of shape {image}: {error}") from error
-    model.train(training)
+            raise MaplError(f"{what} cannot take images of shape {image}: {error}") from error
+    backbone.train(training)
     actual = f"tensors {tuple(output.shape[1:])}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
     if not isinstance(output, Tensor) or output.shape != (2, embedding):
-        raise MaplError(
-            f"backbone {name!r} maps images {image} to {actual}, but model.embedding wants vectors of {embedding}"
-        )
+        raise MaplError(f"{what} maps images {image} to {actual}, but {setting} wants vectors of {embedding}")

@@ -43,6 +43,9 @@ class PartitionSettings(BaseModel):
         1, description="The paper's scenario: classes disjoint (1, 3) or overlapping (2, 4); shots fixed (1, 2) or not."
     )
     clusters: int = Field(2, ge=1, description="Number of clusters of clients; each cluster has its own classes.")
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="Number of clients of each cluster; 'none': equal sizes."
+    )
     overlap: int = Field(4, ge=1, description="Classes that neighbouring clusters share in scenarios 2 and 4.")
     shots: int = Field(300, ge=1, description="Training images per class and client in scenarios 1 and 2.")
     shots_range: tuple[int, int] = Field(
@@ -139,7 +142,7 @@ def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, se
             f"partition.clusters: got {settings.clusters}, but there are {clients} clients; take at most {clients}"
         )
     by_cluster = cluster_classes(settings, dataset.classes)
-    cluster_of = [i * settings.clusters // clients for i in range(clients)]
+    cluster_of = _cluster_of(settings, clients)
     train = _Dealer("training", dataset.train.labels, dataset.classes, settings, seed)
     test = _Dealer("test", dataset.test.labels, dataset.classes, settings, seed)
     shards = []
@@ -158,6 +161,19 @@ def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, se
             )
         )
     return shards
+
+
+def _cluster_of(settings: PartitionSettings, clients: int) -> list[int]:
+    """Each client's cluster."""
+    sizes = settings.sizes
+    if sizes is None:
+        return [i * settings.clusters // clients for i in range(clients)]
+    if len(sizes) != settings.clusters or sum(sizes) != clients:
+        raise MaplError(
+            f"partition.sizes: got {list(sizes)}, but there are {settings.clusters} clusters and {clients} clients; "
+            "it takes one size per cluster, and they add up to the number of clients"
+        )
+    return [cluster for cluster, size in enumerate(sizes) for _ in range(size)]
 
 
 def other_tests(dataset: Dataset, shard: Shard) -> Tensor:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from mapl.client import Client, Peers
+from mapl.collaboration import similarities
+from mapl.losses import Form
 from mapl.network import Inbox
 
 MOST = 2**20
@@ -107,6 +109,17 @@ class Circles:
             mine[silent] = len(stack) + np.arange(len(silent))
             stack = torch.cat([stack, torch.stack([tensors[b].detach() for b in silent.tolist()])])
         return Table(stack, rows.numpy(), mine)
+
+    def cosines(self, name: str, own: Callable[[Client], Tensor], form: Form) -> NDArray[np.float64]:
+        """(P,) the similarity of each client's tensor with that of each member, 1 with itself."""
+        table = self.table(name, own)
+        starts = self.starts - np.arange(len(self.starts))  # of the letters: a client is not paired with itself
+        mine, starts_of, columns = (
+            torch.from_numpy(x).to(table.stack.device) for x in (table.mine, starts, table.theirs)
+        )
+        result = np.ones(len(self.ids))
+        result[~self.is_me] = similarities(table.stack, mine, (starts_of, columns), form).cpu().numpy()
+        return result
 
     def widths(self) -> Iterator[Padded]:
         """The circles as rectangles: those of similar size together, padded to the next power of 2.

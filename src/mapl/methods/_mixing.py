@@ -52,6 +52,6 @@ def flatten(*modules: nn.Module) -> Tensor:
 def load_flat(vector: Tensor, *modules: nn.Module) -> None:
     """Write such a vector back into the modules, in place."""
     tensors = shared_tensors(*modules)
+    values = torch.split(vector, [tensor.numel() for tensor in tensors])
     with torch.no_grad():
-        for tensor, values in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
-            tensor.copy_(values.view_as(tensor))
+        torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(values, tensors, strict=True)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor
 
 from mapl.client import Client, Peers
 from mapl.clock import part
-from mapl.collaboration import GraphSettings, learn_rows, similarities
-from mapl.losses import Form, cross_entropy, prototype_contrastive, prototype_uniformity, supervised_contrastive
-from mapl.methods._base import Method, MethodSettings
+from mapl.collaboration import GraphSettings, learn_rows
+from mapl.methods._base import Method
 from mapl.methods._circles import Circles, groups
-from mapl.model import PROJECTOR, PROTOTYPES
+from mapl.methods._contrast import ContrastSettings, contrast
 from mapl.network import Inbox, Letter
 
 __all__ = ["Mapl"]
@@ -25,20 +23,11 @@ __all__ = ["Mapl"]
 NARROW = 64
 """Rows of W up to this width are learned on the CPU, where they are stored: calling a GPU would take longer."""
 
-Term = Literal["contrastive", "prototype", "uniformity"]
 
-
-class MaplSettings(MethodSettings):
+class MaplSettings(ContrastSettings):
     """MAPL's settings. The defaults are the paper's, except for the graph's confidence (docs/graph.md says why)."""
 
     name: str = "mapl"
-    form: Form = Field(
-        "released", description="The losses as printed in the paper, or as its released program computes them."
-    )
-    temperature: float = Field(100.0, gt=0, description="τ of the contrastive and the uniformity losses.")
-    terms: tuple[Term, ...] = Field(
-        ("contrastive", "prototype", "uniformity"), description="The loss terms besides cross-entropy (ablation 1)."
-    )
     warmup: int = Field(100, ge=0, description="T_thr: the first round (counted from 0) that learns the graph.")
     learn_graph: bool = Field(True, description="Whether the graph is learned (CGL) or stays uniform.")
     graph: GraphSettings = Field(GraphSettings(), description="Graph learning; it has a form of its own.")
@@ -60,21 +49,12 @@ class Mapl(Method[MaplSettings]):
     unread_without_letters = frozenset({"warmup", "learn_graph", "graph"})
 
     def uses(self) -> tuple[str, ...]:
-        return (PROJECTOR, PROTOTYPES) if self.settings.terms else (PROTOTYPES,)
+        return self.settings.uses()
 
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """PML (Algorithm 1): l_ce + l_cont + l_proto + l_uni, on both views."""
-        model, use = client.model, self.settings
-        embedding = model.embed(images)
-        terms = {"cross_entropy": cross_entropy(model.classify(embedding), labels)}
-        projections = model.project(embedding) if use.terms else embedding
-        if "contrastive" in use.terms:
-            terms["contrastive"] = supervised_contrastive(projections, labels, use.temperature, use.form)
-        if "prototype" in use.terms:
-            terms["prototype"] = prototype_contrastive(projections, labels, model.prototypes, use.temperature, use.form)
-        if "uniformity" in use.terms:
-            terms["uniformity"] = prototype_uniformity(model.prototypes, use.temperature, use.form)
-        return terms
+        embedding = client.model.embed(images)
+        return contrast(client, embedding, client.model.classify(embedding), labels, self.settings)
 
     def wants(self, client: Client, round: int) -> Tensor:
         """Everyone it can reach, except those whose edge CGL has set to zero."""
@@ -120,16 +100,10 @@ class Mapl(Method[MaplSettings]):
     def learn(self, circles: Circles, weights: NDArray[np.float64]) -> None:
         """A round of CGL for every row of `weights` (P,), in place."""
         use = self.settings.graph
-        heads = circles.table("head", lambda client: client.model.head.weight)
-        device = heads.stack.device
+        device = circles.letters.rows("head")[0].device
         similarity = np.ones_like(weights)
         if use.use_similarity:
-            starts = circles.starts - np.arange(
-                len(circles.starts)
-            )  # of the letters: a client is not paired with itself
-            mine, starts_of, columns = (torch.from_numpy(x).to(device) for x in (heads.mine, starts, heads.theirs))
-            cosines = similarities(heads.stack, mine, (starts_of, columns), use.form)
-            similarity[~circles.is_me] = cosines.cpu().numpy()
+            similarity = circles.cosines("head", lambda client: client.model.head.weight, use.form)
         # γ_j = n_j / Σ n, or n_j over their mean, among all that the client has ever heard from.
         known = [client.peers.samples for client in circles.clients]
         whole = [samples.sum() if use.confidence == "share" else samples.mean() for samples in known]

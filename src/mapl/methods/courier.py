@@ -1,0 +1,175 @@
+"""The courier: clients average a small common network, and their own networks learn from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from mapl.client import Client, Peers
+from mapl.clock import part
+from mapl.kinship import circle_weights, drifted
+from mapl.losses import cross_entropy, distillation
+from mapl.methods._base import Method
+from mapl.methods._circles import Circles, Pair, groups
+from mapl.methods._contrast import ContrastSettings, contrast
+from mapl.methods._courier import COURIER, CourierNetworkSettings, build_courier, head_of
+from mapl.methods._mixing import flatten, load_flat
+from mapl.network import Inbox, Letter
+
+__all__ = ["Courier"]
+
+TEACHER = "teacher"
+DRIFT = "drift"
+
+
+class CourierSettings(ContrastSettings, CourierNetworkSettings):
+    """The courier's settings; those of the own network's losses are MAPL's."""
+
+    name: str = "courier"
+    distil: float = Field(0.25, ge=0, description="Weight λ of what the own network learns from the mixed courier.")
+    distil_temperature: float = Field(4.0, gt=0, description="Temperature T of that distillation.")
+    answer: Literal["own", "courier", "both"] = Field(
+        "both", description="What classifies: the own network, the courier, or both, weighted by `share`."
+    )
+    share: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="The courier's share in 'both'; 'none': n / (n + 1) for a courier that is the mean of n clients'.",
+    )
+    every: int = Field(1, ge=1, description="Rounds between letters.")
+
+
+class Courier(Method[CourierSettings]):
+    """A small network travels between clients whose own networks never leave home.
+
+    Every client trains two networks: its own, of any architecture, and the courier, which has the same architecture and
+    the same first weights everywhere. The courier learns from labels. Letters carry it, and a client averages it with
+    those of its kin: clients whose training moves the courier's head as its own does (`mapl.kinship`). At the start of
+    a round the mixed courier is copied. Through the round the own network learns from labels, from MAPL's losses and,
+    by distillation, from that copy, which is frozen: it has seen its kin's data, and it has not just been trained on
+    the client's own images.
+
+    Letter: the courier's parameters and normalisation statistics as one vector `courier`; the direction in which
+    training moves its head, `drift` (K, features + 1).
+
+    Between rounds a client keeps its own drift, and in `client.peers` whom it has met: kin have equal weights, others
+    weight 0. Others are asked again after 1, 2, 4, 8, … letters, strangers at once.
+    """
+
+    name = "courier"
+    Settings = CourierSettings
+    views = 2
+    augmentation = "contrastive"
+    answers_with = ("backbone", COURIER)
+    unread_without_letters = frozenset({"every"})
+
+    def uses(self) -> tuple[str, ...]:
+        return self.settings.uses()
+
+    def modules(self, client: Client) -> dict[str, nn.Module]:
+        courier = build_courier(client, self.settings)
+        return {COURIER: courier, TEACHER: copy.deepcopy(courier)}
+
+    def learning_rates(self) -> dict[str, float]:
+        rate = self.settings.courier_rate
+        return {TEACHER: 0.0} if rate is None else {COURIER: rate, TEACHER: 0.0}
+
+    def prepare(self, client: Client) -> None:
+        client.state[DRIFT] = torch.zeros_like(head_of(client.model.own[COURIER]))
+
+    def start_epoch(self, client: Client, round: int, epoch: int) -> None:
+        if epoch == 0:
+            load_flat(flatten(client.model.own[COURIER]), client.model.own[TEACHER])
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Of the own network: MAPL's terms and λ · distillation. Of the courier: cross-entropy. On both views."""
+        model, use = client.model, self.settings
+        embedding = model.embed(images)
+        logits = model.classify(embedding)
+        terms = contrast(client, embedding, logits, labels, use)
+        with torch.no_grad():
+            teacher = model.call(TEACHER, images)
+        terms["distillation"] = use.distil * distillation(logits, teacher, use.distil_temperature)
+        terms[COURIER] = cross_entropy(model.call(COURIER, images), labels)
+        return terms
+
+    def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Probabilities (n, K): (1 − share) · own + share · courier."""
+        own, courier = client.model.classify(outputs["backbone"]).softmax(1), outputs[COURIER].softmax(1)
+        return torch.lerp(own, courier, self.share(client))
+
+    def share(self, client: Client) -> float:
+        """How much the courier counts in the client's answers."""
+        use = self.settings
+        if use.answer != "both":
+            return float(use.answer == "courier")
+        if use.share is not None:
+            return use.share
+        kin = int((client.peers.weights > 0).sum())
+        return kin / (kin + 1)
+
+    def wants(self, client: Client, round: int) -> Tensor:
+        """Kin and strangers; after 1, 2, 4, 8, … letters everybody, because more is known of them then."""
+        number, silent = divmod(round + 1, self.settings.every)
+        if silent:
+            return client.neighbours[:0]
+        others = client.peers.ids[client.peers.weights == 0]
+        if number & (number - 1) == 0 or not len(others):
+            return client.neighbours
+        return client.neighbours[torch.from_numpy(~np.isin(client.neighbours.numpy(), others))]
+
+    def letter(self, client: Client, round: int) -> Letter:
+        return client.letter(round, {COURIER: flatten(client.model.own[COURIER]), DRIFT: self.drift(client)})
+
+    def drift(self, client: Client) -> Tensor:
+        """The client's drift with this round's training: (K, features + 1)."""
+        own = client.model.own  # the teacher is the courier as it was before this round's training
+        return drifted(client.state[DRIFT], head_of(own[TEACHER]), head_of(own[COURIER]))
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        """Find out who is kin, then average the couriers of kin and its own."""
+        self.absorb_all(round, [(client, inbox)])
+
+    def absorb_all(self, round: int, pairs: Iterable[Pair]) -> None:
+        """`absorb` for many clients. The arithmetic of each is the same however many there are."""
+        pairs = list(pairs)
+        for client, _ in pairs:
+            client.state[DRIFT].copy_(self.drift(client))
+        for group in groups(pairs):
+            circles = Circles(group)
+            with part("graph"):
+                cosines = circles.cosines(DRIFT, lambda client: client.state[DRIFT], "paper")
+                weights = circle_weights(torch.from_numpy(cosines), torch.from_numpy(circles.sizes)).numpy()
+            self.mix(circles, weights)
+            for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
+                remember(client, inbox, circles.ids[start:end], weights[start:end])
+
+    def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
+        """Every courier becomes Σ_j w_ij courier_j, in the order of client numbers."""
+        table = circles.table(COURIER, lambda client: flatten(client.model.own[COURIER]))
+        mixed = [torch.empty_like(table.stack[0]) for _ in circles.clients]
+        circles.mix(table, weights, mixed)
+        for client, vector in zip(circles.clients, mixed, strict=True):
+            load_flat(vector, client.model.own[COURIER])
+
+    def weights(self, client: Client) -> Peers:
+        return client.peers
+
+
+def remember(client: Client, inbox: Inbox, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
+    """Update whom the client has met and who is kin. Peers that it did not hear this round stay what they were."""
+    peers, senders, samples = client.peers, inbox.senders.numpy(), inbox.samples.numpy()
+    strangers = ~peers.knows(senders)
+    peers.meet(senders[strangers], 0.0, samples[strangers])
+    peers.samples[peers.places(senders)] = samples
+    peers.weights[peers.places(ids)] = weights
+    kin = peers.weights > 0
+    peers.weights = kin / kin.sum()
