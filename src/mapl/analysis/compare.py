@@ -179,12 +179,12 @@ def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
 def _labels(recipes: Sequence[Recipe]) -> list[str]:
     """What sets each arm apart, in words."""
     flats = [flat(_tree(recipe)) for recipe in recipes]
-    differing = [
-        k for k in (flats[0] if flats else ()) if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flats}) > 1
-    ]
+    # An arm without letters has no network settings: it neither differs in them nor hides that others do.
+    keys = dict.fromkeys(key for values in flats for key in values if key in _DISTINCTIVE)
+    differing = [k for k in keys if len({json.dumps(f[k]) for f in flats if k in f}) > 1]
     labels = []
     for recipe, values in zip(recipes, flats, strict=True):
-        notes = [_DISTINCTIVE[key](values.get(key)) for key in differing]
+        notes = [_DISTINCTIVE[key](values[key]) for key in differing if key in values]
         control = ["no letters"] if is_control(recipe) and recipe.method.name != "local" else []
         labels.append(", ".join([recipe.method.name, *notes, *control]))
     return _distinct(labels, flats)
@@ -206,5 +206,6 @@ _DISTINCTIVE: dict[str, Callable[[Any], str]] = {
     "partition.scenario": lambda value: f"scenario {value}",
     "clients": lambda value: f"{value} clients",
     "model.backbones": lambda value: "one backbone" if len(set(value)) == 1 else f"{len(set(value))} backbones",
+    "network.compress.kind": lambda value: f"{'float32' if value == 'none' else value} letters",
 }
 """Settings that need no key to be understood, and how to say them."""
