@@ -94,14 +94,8 @@ def share(keep: float, count: int) -> int:
 
 def largest_gaps(numbers: Tensor, believed: Tensor, count: int) -> Tensor:
     """(g, count) the positions, ascending, at which two float32 (g, n) differ most. Of equals, the first ones count."""
-    length = numbers.shape[1]
-    if not count:
-        return torch.empty(len(numbers), 0, dtype=torch.int64, device=numbers.device)
-    # As integers, magnitudes have the same order, and NaN is the largest.
-    gaps = (numbers - believed).abs_().view(torch.int32)
-    smallest = gaps.kthvalue(length - count + 1, dim=1, keepdim=True).values
-    larger, equal = gaps > smallest, gaps == smallest
-    room = count - larger.sum(1, keepdim=True)
-    chosen = larger | (equal & (equal.cumsum(1) <= room))
-    # The number of positions is known, so a GPU need not be asked for it.
-    return torch.nonzero_static(chosen, size=len(numbers) * count)[:, 1].view(len(numbers), count)
+    # As integers, magnitudes have the same order, and NaN is the largest. The lower half makes every number unique.
+    gaps = (numbers - believed).abs_().view(torch.int32).long()
+    first_is_more = torch.arange(gaps.shape[1], 0, -1, device=gaps.device)
+    unique = gaps.bitwise_left_shift_(32).add_(first_is_more)
+    return unique.topk(count, dim=1, sorted=False).indices.sort(dim=1).values
