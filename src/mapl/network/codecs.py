@@ -69,7 +69,11 @@ def to_int8(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_int8(values: Tensor, scales: Tensor) -> Tensor:
-    """(g, n) float32 from int8 (g, n) and scales (g, blocks). Always finite, whatever a letter says."""
+    """(g, n) float32 from int8 (g, n) and scales (g, blocks).
+
+    Always finite, whatever a letter says: a block whose scale is NaN, because its sender diverged, becomes zeros. Over
+    bytes such a letter is refused before it gets here.
+    """
     count, length = values.shape
     whole = length // BLOCK
     scales = scales.nan_to_num(0.0).clamp(-_LARGEST_SCALE, _LARGEST_SCALE)
