@@ -26,7 +26,7 @@ from mapl.errors import MaplError, unknown
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods.mapl import MaplSettings
 from mapl.model import ModelSettings
-from mapl.network import TopologySettings
+from mapl.network import CompressSettings, TopologySettings
 from mapl.plugins import find
 
 Tree = dict[str, Any]
@@ -73,6 +73,7 @@ class NetworkSection(Section):
         None, ge=1, description="Stop after the round in which the total reaches this many messages."
     )
     letter_limit: int | None = Field(None, ge=1, description="The largest letter in bytes; 'none': no limit.")
+    compress: CompressSettings = Field(CompressSettings(), description="How letters are compressed.")
 
 
 class EvaluateSection(Section):
@@ -157,6 +158,8 @@ class Recipe(Section):
         tree = self.model_dump(mode="json", exclude={"name", "rounds", "checkpoint", "engine"})
         tree["data"].pop("folder")
         tree["network"].pop("transport")  # results are equal over any transport
+        if self.network.compress.kind == "none":
+            tree["network"].pop("compress")  # as in runs from before there was a choice
         tree["evaluate"].pop("all_images")  # it changes neither training nor the recipe's own test
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -276,8 +279,12 @@ def _toml_lines(tree: Tree, path: tuple[str, ...], provenance: Provenance) -> It
 
 
 def _expand_names(layer: Tree) -> Tree:
-    """`method = "local"` is short for `[method] name = "local"`; the same for `data`."""
-    return {k: {"name": v} if k in ("method", "data") and isinstance(v, str) else v for k, v in layer.items()}
+    """`method = "local"` is short for `[method] name = "local"`; the same for `data`, and the kind of compression."""
+    tree = {k: {"name": v} if k in ("method", "data") and isinstance(v, str) else v for k, v in layer.items()}
+    network = tree.get("network")
+    if isinstance(network, dict) and isinstance(network.get("compress"), str):
+        tree["network"] = {**network, "compress": {"kind": network["compress"]}}
+    return tree
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

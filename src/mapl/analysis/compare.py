@@ -243,12 +243,12 @@ def _any_steps(recipe: Recipe) -> str:
 def _labels(recipes: Sequence[Recipe]) -> list[str]:
     """What sets each arm apart, in words."""
     flats = [flat(_tree(recipe)) for recipe in recipes]
-    differing = [
-        k for k in (flats[0] if flats else ()) if k in _DISTINCTIVE and len({json.dumps(f.get(k)) for f in flats}) > 1
-    ]
+    # An arm without letters has no network settings: it neither differs in them nor hides that others do.
+    keys = dict.fromkeys(key for values in flats for key in values if key in _DISTINCTIVE)
+    differing = [k for k in keys if len({json.dumps(f[k]) for f in flats if k in f}) > 1]
     labels = []
     for recipe, values in zip(recipes, flats, strict=True):
-        notes = [_DISTINCTIVE[key](values.get(key)) for key in differing]
+        notes = [_DISTINCTIVE[key](values[key]) for key in differing if key in values]
         if not has_letters(recipe) and recipe.method.name != "local":
             notes.append("no letters")
         if recipe.partition.pooled:
@@ -273,5 +273,6 @@ _DISTINCTIVE: dict[str, Callable[[Any], str]] = {
     "partition.scenario": lambda value: f"scenario {value}",
     "clients": lambda value: f"{value} clients",
     "model.backbones": lambda value: "one backbone" if len(set(value)) == 1 else f"{len(set(value))} backbones",
+    "network.compress.kind": lambda value: f"{'float32' if value == 'none' else value} letters",
 }
 """Settings that need no key to be understood, and how to say them."""

@@ -1,5 +1,7 @@
 """Letters, topologies, the ledger of what was sent, and the transports that carry letters."""
 
+from mapl.network.compress import CompressSettings, find_compressor
+from mapl.network.compressor import Compressor, float_names
 from mapl.network.encoded import EncodedPost
 from mapl.network.inbox import Inbox
 from mapl.network.ledger import Ledger
@@ -11,6 +13,8 @@ from mapl.network.transport import Mail, Transport
 __all__ = [
     "TOPOLOGIES",
     "VERSION",
+    "CompressSettings",
+    "Compressor",
     "EncodedPost",
     "Inbox",
     "Ledger",
@@ -24,7 +28,9 @@ __all__ = [
     "Transport",
     "decode",
     "encode",
+    "find_compressor",
     "fingerprint",
+    "float_names",
     "header_bytes",
     "nbytes",
     "specs",

@@ -18,7 +18,7 @@ from mapl.network.letter import Letter, nbytes
 
 
 @dataclass(frozen=True)
-class _Shelf:
+class Shelf:
     """All tensors of one name: a stack per shape, and the stack and row of each letter's tensor."""
 
     stacks: list[Tensor]
@@ -35,11 +35,13 @@ class Pile:
     """The letters of one delivery."""
 
     senders: Tensor
+    rounds: Tensor
+    """(n,) the round that each letter was written in."""
     samples: Tensor
     sizes: Tensor
     """(n,) bytes of each letter on the wire."""
     architectures: list[str]
-    shelves: dict[str, _Shelf]
+    shelves: dict[str, Shelf]
 
 
 class Inbox:
@@ -50,8 +52,10 @@ class Inbox:
     """
 
     def __init__(self, pile: Pile, positions: Tensor) -> None:
-        self._pile = pile
-        self._positions = positions
+        self.pile = pile
+        """The letters of the whole delivery, of which it holds some."""
+        self.positions = positions
+        """(n,) which ones, ascending."""
 
     @classmethod
     def of(cls, letters: Sequence[Letter]) -> Inbox:
@@ -64,27 +68,27 @@ class Inbox:
         return cls(pile([newest[sender] for sender in sorted(newest)]), torch.arange(len(newest)))
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.positions)
 
     @property
     def senders(self) -> Tensor:
         """(n,) who wrote them, ascending."""
-        return self._pile.senders[self._positions]
+        return self.pile.senders[self.positions]
 
     @property
     def samples(self) -> Tensor:
         """(n,) the number of training samples of each sender."""
-        return self._pile.samples[self._positions]
+        return self.pile.samples[self.positions]
 
     @property
     def bytes(self) -> int:
         """The size of all letters on the wire."""
-        return int(self._pile.sizes[self._positions].sum())
+        return int(self.pile.sizes[self.positions].sum())
 
     @property
     def architectures(self) -> list[str]:
         """The fingerprint of each sender's backbone, or ""."""
-        return [self._pile.architectures[position] for position in self._positions.tolist()]
+        return [self.pile.architectures[position] for position in self.positions.tolist()]
 
     def tensor(self, name: str) -> Tensor:
         """(n, …) the tensors of that name, one row per letter. For an empty inbox, which knows no shapes, (0,).
@@ -104,8 +108,8 @@ class Inbox:
 
         For reading many inboxes at once: the stack is the same tensor for all of them.
         """
-        shelf = self._pile.shelves.get(name)
-        stacks = shelf.stack_of[self._positions] if shelf else torch.full((len(self),), -1)
+        shelf = self.pile.shelves.get(name)
+        stacks = shelf.stack_of[self.positions] if shelf else torch.full((len(self),), -1)
         if shelf is None or not len(stacks) or stacks.min() < 0:
             lacking = self.senders[stacks < 0]
             who = f"the letter of client {int(lacking[0])}" if len(lacking) else "an empty inbox"
@@ -113,18 +117,18 @@ class Inbox:
         if stacks.min() != stacks.max():
             kinds = ", ".join(_kind(shelf.stacks[number]) for number in sorted(set(stacks.tolist())))
             raise MaplError(f"the tensors {name!r} of this inbox differ ({kinds}): select letters of one kind first")
-        return shelf.stacks[int(stacks[0])], shelf.row_of[self._positions]
+        return shelf.stacks[int(stacks[0])], shelf.row_of[self.positions]
 
     @classmethod
     def join(cls, inboxes: Sequence[Inbox]) -> Inbox:
         """Inboxes of one delivery, concatenated; only `senders`, `samples` and `rows` make sense on the result."""
-        if any(inbox._pile is not inboxes[0]._pile for inbox in inboxes):
+        if any(inbox.pile is not inboxes[0].pile for inbox in inboxes):
             raise MaplError("only inboxes of one delivery can be joined")
-        return cls(inboxes[0]._pile, torch.cat([inbox._positions for inbox in inboxes]))
+        return cls(inboxes[0].pile, torch.cat([inbox.positions for inbox in inboxes]))
 
     def delivered_with(self, other: Inbox) -> bool:
         """Whether both come from the same delivery, and so share memory."""
-        return self._pile is other._pile
+        return self.pile is other.pile
 
     def own_rows(self, name: str, ids: Tensor, own: Sequence[Tensor]) -> Tensor:
         """The rows that these clients' `own` tensors have in the stack of `rows(name)`, -1 if there is none.
@@ -133,7 +137,7 @@ class Inbox:
         letter must have held that very tensor, at the same address: not a decoded, compressed or noisy version of it.
         """
         stack, _ = self.rows(name)
-        pile, shelf = self._pile, self._pile.shelves[name]
+        pile, shelf = self.pile, self.pile.shelves[name]
         positions = torch.searchsorted(pile.senders, ids).clamp(max=len(pile.senders) - 1)
         number = next(i for i, one in enumerate(shelf.stacks) if one is stack)
         same = [shelf.addresses[at] == mine.data_ptr() for at, mine in zip(positions.tolist(), own, strict=True)]
@@ -145,10 +149,10 @@ class Inbox:
         if which.dtype == torch.bool:
             if which.shape != (len(self),):
                 raise MaplError(f"a mask of shape {tuple(which.shape)} does not fit an inbox of {len(self)} letters")
-            return Inbox(self._pile, self._positions[which.cpu()])
+            return Inbox(self.pile, self.positions[which.cpu()])
         # Sorted and unique, as an inbox must be; positions may come in any order.
-        chosen = np.unique(self._positions[which.cpu().long()].numpy())
-        return Inbox(self._pile, torch.from_numpy(chosen))
+        chosen = np.unique(self.positions[which.cpu().long()].numpy())
+        return Inbox(self.pile, torch.from_numpy(chosen))
 
 
 @torch.no_grad()
@@ -161,7 +165,7 @@ def pile(letters: Sequence[Letter]) -> Pile:
     shelves = {}
     for name, kinds in places.items():
         addresses = [letter.tensors[name].data_ptr() if name in letter.tensors else 0 for letter in letters]
-        shelf = _Shelf([], torch.full((len(letters),), -1), addresses, torch.zeros(len(letters), dtype=torch.long))
+        shelf = Shelf([], torch.full((len(letters),), -1), addresses, torch.zeros(len(letters), dtype=torch.long))
         for number, positions in enumerate(kinds.values()):
             shelf.stacks.append(torch.stack([letters[position].tensors[name] for position in positions]))
             shelf.stack_of[positions] = number
@@ -169,6 +173,7 @@ def pile(letters: Sequence[Letter]) -> Pile:
         shelves[name] = shelf
     return Pile(
         senders=torch.tensor([letter.sender for letter in letters], dtype=torch.long),
+        rounds=torch.tensor([letter.round for letter in letters], dtype=torch.long),
         samples=torch.tensor([letter.samples for letter in letters], dtype=torch.long),
         sizes=torch.tensor([nbytes(letter) for letter in letters], dtype=torch.long),
         architectures=[letter.architecture for letter in letters],

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -92,11 +92,14 @@ class Schema:
     round: int | None = None
     architecture: str = ""
     """The fingerprint of the reader's own backbone."""
+    instead: Mapping[str, Spec] | None = None
+    """Other tensors that a letter may have in place of `tensors`."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for schemas that accept the same letters."""
-        return self.run, self.limit, self.sender, self.round, self.architecture, *self.tensors.items()
+        tensors = (*self.tensors.items(), None, *(self.instead or {}).items())
+        return self.run, self.limit, self.sender, self.round, self.architecture, *tensors
 
     def fits(self, name: str, shape: Sequence[int], architecture: str) -> bool:
         """Whether a tensor of that shape, from a sender with that architecture, is what the reader expects."""
@@ -137,6 +140,11 @@ def nbytes(letter: Letter) -> int:
     return _size(_structure(letter))
 
 
+def size(tensors: Mapping[str, Spec]) -> int:
+    """`nbytes` of a letter with such tensors."""
+    return _size(_expected(tensors))
+
+
 def header_bytes(letter: Letter) -> int:
     """The part of `nbytes` that is not payload."""
     return _header_size(_structure(letter))
@@ -144,6 +152,10 @@ def header_bytes(letter: Letter) -> int:
 
 def _structure(letter: Letter) -> Structure:
     return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in letter.tensors.items())
+
+
+def _expected(tensors: Mapping[str, Spec]) -> Structure:
+    return tuple((name, spec.shape, spec.dtype) for name, spec in tensors.items())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -206,6 +218,8 @@ def decode(data: bytes, schema: Schema) -> Letter:
     header = _read_header(data, schema, who)
     letter = _read_fields(header.pop("__metadata__", None), schema, who)
     who = f"the letter of sender {letter.sender}"
+    if schema.instead and header.keys() == schema.instead.keys():
+        schema = replace(schema, tensors=schema.instead)
     _check_structure(header, schema, letter.architecture, who)
     try:
         tensors = load(data)
@@ -225,8 +239,8 @@ def _read_header(data: bytes, schema: Schema, who: str) -> dict[str, Any]:
         raise MaplError(
             f"{who} is cut short or not safetensors: {len(data)} bytes do not hold the header they announce"
         )
-    structure = tuple((name, spec.shape, spec.dtype) for name, spec in schema.tensors.items())
-    most = 4 * _header_size(structure)  # generous, so that the error for a letter with other tensors can name them
+    # Generous, so that the error for a letter with other tensors can name them.
+    most = 4 * max(_header_size(_expected(tensors)) for tensors in (schema.tensors, schema.instead or {}))
     if length > most:
         raise MaplError(f"{who} has a header of {length} bytes, but at most {most} are expected")
     try:

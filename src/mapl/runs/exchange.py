@@ -12,7 +12,7 @@ from torch import Tensor
 from mapl.client import Client, Server
 from mapl.errors import MaplError
 from mapl.methods._base import Centralised, Method
-from mapl.network import Inbox, Ledger, Letter, Mail, Schema, Topology, Transport, nbytes
+from mapl.network import Compressor, Inbox, Ledger, Letter, Mail, Schema, Topology, Transport, nbytes
 from mapl.network.transport import Leg
 
 NOTHING = Inbox.of([])
@@ -49,7 +49,8 @@ class Exchange:
     ledger: Ledger
     round: int
     limit: int | None = None
-    """The largest letter in bytes."""
+    """The largest letter in bytes, as it travels."""
+    compressor: Compressor | None = None
 
     def run(self) -> list[tuple[Client, Inbox]]:
         """Every client with its inbox. Letters that did not arrive are missing from it."""
@@ -123,16 +124,14 @@ class Exchange:
         def expects(reader: int) -> Schema:
             return self._schema(nodes[reader], leg)
 
-        mail = Mail(self.round, leg, self._written(letters), requests, expects, self._written(personal or {}))
+        mail = Mail(self.round, leg, _written(letters), requests, expects, _written(personal or {}))
+        if self.compressor is not None:
+            mail = self.compressor.outgoing(mail)
+        for letter in [*mail.letters.values(), *mail.personal.values()] if self.limit is not None else ():
+            check_size(letter, self.limit)
         inboxes = self.transport.exchange(mail)
         self.ledger.record(inboxes.values())
-        return inboxes
-
-    def _written(self, letters: Mapping[int, Letter | None]) -> dict[int, Letter]:
-        written = {node: letter for node, letter in letters.items() if letter is not None}
-        for letter in written.values() if self.limit is not None else ():
-            check_size(letter, self.limit)
-        return written
+        return inboxes if self.compressor is None else self.compressor.incoming(mail, inboxes)
 
     def _schema(self, node: Client | Server, leg: Leg) -> Schema:
         method, opening = self.method, leg in ("opening", "answers")
@@ -144,12 +143,16 @@ class Exchange:
         return Schema(node.run, self.limit or LARGEST, tensors, round=self.round, architecture=architecture)
 
 
+def _written(letters: Mapping[int, Letter | None]) -> dict[int, Letter]:
+    return {node: letter for node, letter in letters.items() if letter is not None}
+
+
 def check_size(letter: Letter, limit: int | None) -> None:
     """Refuse to send a letter that is too large."""
     if limit is not None and (size := nbytes(letter)) > limit:
         raise MaplError(
             f"network.letter_limit: got {limit:,} bytes, but the letter of client {letter.sender} has {size:,}; "
-            "raise the limit, or use smaller backbones"
+            "raise the limit, compress letters (network.compress), or use smaller backbones"
         )
 
 

@@ -23,7 +23,16 @@ from mapl.errors import MaplError
 from mapl.keys import ALWAYS, key, seeded
 from mapl.methods._base import Centralised, Method
 from mapl.model import Backbone, architecture, assign, build, find_backbone
-from mapl.network import EncodedPost, Ledger, MemoryPost, Topology, Transport
+from mapl.network import (
+    Compressor,
+    EncodedPost,
+    Ledger,
+    MemoryPost,
+    Topology,
+    Transport,
+    find_compressor,
+    float_names,
+)
 from mapl.plugins import find
 from mapl.recipe import GIVEN_IN_PYTHON, Recipe
 from mapl.runs.exchange import check_size, look_around
@@ -45,6 +54,8 @@ class Part:
     transport: Transport
     server: Server | None = None
     """The server of a centralised method, if it lives here."""
+    compressor: Compressor | None = None
+    """What compresses the letters on their way, if anything does."""
     ledger: Ledger = field(default_factory=Ledger)
     round: int = 0
     """How many rounds have been played."""
@@ -136,6 +147,7 @@ def build_part(
         engine=engine(method, recipe.train, augmentation, recipe.seed, recipe.engine, device),
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
         transport=transport or _transport(recipe, device),
+        compressor=find_compressor(recipe.network.compress, isinstance(method, Centralised) and method.personal),
     )
     if isinstance(method, Centralised) and serves:
         part.server = _server(recipe, first.image, clients[0])
@@ -299,15 +311,23 @@ def _check_alike(part: Part) -> None:
 
 
 def _check_letters(part: Part) -> None:
-    """Refuse a letter that is too large before the first round, not in it."""
-    limit = part.recipe.network.letter_limit
-    if limit is None or part.recipe.network.topology.name == "none":
+    """Refuse letters that are too large, or cannot be compressed, before the first round, not in it."""
+    network, compressor = part.recipe.network, part.compressor
+    if (network.letter_limit is None and compressor is None) or network.topology.name == "none":
         return
     look_around(part.method, part.clients, part.server, part.topology, 0)
     for client in part.clients:
         letter = part.method.letter(client, part.recipe.rounds - 1) if len(client.neighbours) else None
-        if letter is not None:
-            check_size(letter, limit)
+        if letter is None:
+            continue
+        if compressor is not None:
+            if not float_names(letter):
+                raise MaplError(
+                    f"network.compress: got {network.compress.kind!r}, but the letters of method {part.method.name!r} "
+                    "have no float32 tensor to compress; set it to 'none'"
+                )
+            letter = compressor.largest(letter)
+        check_size(letter, network.letter_limit)
 
 
 @contextmanager

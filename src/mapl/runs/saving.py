@@ -26,6 +26,8 @@ def saved_state(part: Part) -> dict[str, Tensor]:
     if part.server is not None:
         tensors |= {f"server.{k}": v for k, v in part.server.state.items()}
     tensors |= {f"optimizer.{k}": v for k, v in part.engine.state().items()}
+    if part.compressor is not None:
+        tensors |= {f"compress.{k}": v for k, v in part.compressor.state().items()}
     tensors["ledger"] = torch.tensor([part.ledger.messages, part.ledger.bytes])
     tensors["recipe"] = _bytes_tensor(part.recipe.fingerprint().encode())
     return tensors
@@ -89,5 +91,7 @@ def restore(part: Part, saved: Checkpoint) -> None:
     if part.server is not None:
         part.server.state |= saved.section("server")
     part.engine.load_state(part.clients, saved.section("optimizer"))
+    if part.compressor is not None:
+        part.compressor.load_state(saved.section("compress"))
     part.ledger = Ledger(*saved.tensors["ledger"].tolist())
     part.round = saved.rounds
