@@ -124,6 +124,10 @@ class Method(ABC, Generic[S]):
             raise MaplError(f"method {self.name!r}: node {node.id} reads letters and writes none; give it a schema()")
         return specs(letter.tensors)
 
+    def architecture(self, client: Client) -> str:
+        """The architecture that decides whether tensors marked `Spec.by_architecture` fit: the client's backbone's."""
+        return client.architecture
+
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """Adjust the client to the letters it received. Any may be missing; if none arrived, the inbox is empty."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from mapl.client import Client, Peers
+from mapl.client import Client, Peers, Server
 from mapl.clock import part
 from mapl.kinship import circle_weights, drifted
 from mapl.losses import cross_entropy, distillation
@@ -21,12 +22,15 @@ from mapl.methods._circles import Circles, Pair, groups
 from mapl.methods._contrast import ContrastSettings, contrast
 from mapl.methods._courier import COURIER, CourierNetworkSettings, build_courier, head_of
 from mapl.methods._mixing import flatten, load_flat
-from mapl.network import Inbox, Letter
+from mapl.model import architecture
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["Courier"]
 
 TEACHER = "teacher"
 DRIFT = "drift"
+MISFITS = "misfits"
+"""How many letters with another courier's shape a client got."""
 
 
 class CourierSettings(ContrastSettings, CourierNetworkSettings):
@@ -84,6 +88,7 @@ class Courier(Method[CourierSettings]):
 
     def prepare(self, client: Client) -> None:
         client.state[DRIFT] = torch.zeros_like(head_of(client.model.own[COURIER]))
+        client.state[MISFITS] = torch.zeros(1, dtype=torch.int64)
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:
         if epoch == 0:
@@ -127,7 +132,14 @@ class Courier(Method[CourierSettings]):
         return client.neighbours[torch.from_numpy(~np.isin(client.neighbours.numpy(), others))]
 
     def letter(self, client: Client, round: int) -> Letter:
-        return client.letter(round, {COURIER: flatten(client.model.own[COURIER]), DRIFT: self.drift(client)})
+        tensors = {COURIER: flatten(client.model.own[COURIER]), DRIFT: self.drift(client)}
+        return client.letter(round, tensors, self.architecture(client))
+
+    def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
+        return {name: spec._replace(by_architecture=True) for name, spec in super().schema(node, round).items()}
+
+    def architecture(self, client: Client) -> str:
+        return architecture(client.model.own[COURIER])
 
     def drift(self, client: Client) -> Tensor:
         """The client's drift with this round's training: (K, features + 1)."""
@@ -143,7 +155,7 @@ class Courier(Method[CourierSettings]):
         pairs = list(pairs)
         for client, _ in pairs:
             client.state[DRIFT].copy_(self.drift(client))
-        for group in groups(pairs):
+        for group in groups((client, self.fitting(client, inbox)) for client, inbox in pairs):
             circles = Circles(group)
             with part("graph"):
                 cosines = circles.cosines(DRIFT, lambda client: client.state[DRIFT], "paper")
@@ -151,6 +163,21 @@ class Courier(Method[CourierSettings]):
             self.mix(circles, weights)
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
+
+    def fitting(self, client: Client, inbox: Inbox) -> Inbox:
+        """The letters whose couriers have the shape of the client's own. Others are counted, and said once."""
+        mine = self.architecture(client)
+        fits = [theirs == mine for theirs in inbox.architectures]
+        if all(fits):
+            return inbox
+        client.state[MISFITS] += fits.count(False)
+        others = inbox.senders[~torch.tensor(fits)].tolist()
+        warnings.warn(
+            f"client {client.id} leaves out the letters of clients {others}: their couriers differ from its "
+            "own in shape. All clients need the same method.courier and method.features",
+            stacklevel=2,
+        )
+        return inbox.select(torch.tensor(fits))
 
     def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
         """Every courier becomes Σ_j w_ij courier_j, in the order of client numbers."""
