@@ -37,7 +37,7 @@ class CourierSettings(ContrastSettings, CourierNetworkSettings):
     """The courier's settings; those of the own network's losses are MAPL's."""
 
     name: str = "courier"
-    distil: float = Field(0.25, ge=0, description="Weight λ of what the own network learns from the mixed courier.")
+    distil: float = Field(1.0, ge=0, description="Weight λ of what the own network learns from the mixed courier.")
     distil_temperature: float = Field(4.0, gt=0, description="Temperature T of that distillation.")
     answer: Literal["own", "courier", "both"] = Field(
         "both", description="What classifies: the own network, the courier, or both, weighted by `share`."
