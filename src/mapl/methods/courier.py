@@ -186,7 +186,7 @@ def best_share(own: Tensor, courier: Tensor, labels: Tensor) -> Tensor:
 
     own, courier: logits (n, K). Of equal shares, the lowest.
     """
-    # In float64 the probability of a label does not underflow to 0.
+    # In float64 no probability of a label underflows to 0, unless logits differ by 700.
     places = labels.unsqueeze(1)
     ours, theirs = (logits.double().softmax(1).gather(1, places) for logits in (own, courier))
     shares = torch.arange(11, dtype=torch.float64, device=labels.device) / 10
