@@ -73,7 +73,9 @@ def demo(
         Console(soft_wrap=True, highlight=False).print(f"• {finding}")
     from mapl.report import write_report  # brings the plotting library, which nothing needs before
 
-    page = write_report(records, out / "report", title="Ten clients and handwritten digits", introduction="\n\n".join(findings))
+    page = write_report(
+        records, out / "report", title="Ten clients and handwritten digits", introduction="\n\n".join(findings)
+    )
     print(f"report: {page}")
 
 

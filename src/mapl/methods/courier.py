@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ TEACHER = "teacher"
 DRIFT = "drift"
 MISFITS = "misfits"
 """How many letters with another courier's shape a client got."""
+SHARE = "share"
 
 
 class CourierSettings(ContrastSettings, CourierNetworkSettings):
@@ -42,11 +43,16 @@ class CourierSettings(ContrastSettings, CourierNetworkSettings):
     answer: Literal["own", "courier", "both"] = Field(
         "both", description="What classifies: the own network, the courier, or both, weighted by `share`."
     )
-    share: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="The courier's share in 'both'; 'none': n / (n + 1) for a courier that is the mean of n clients'.",
+    share: Annotated[float, Field(ge=0, le=1)] | Literal["auto", "held-out"] = Field(
+        "auto",
+        description="The courier's share in 'both'; 'auto': n / (n + 1) for a courier that is the mean of n clients'; "
+        "'held-out': the best of 0, 0.1, …, 1 for images of the client that it does not train on.",
+    )
+    held_out: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="With share 'held-out': the share of the training images of each class that is held out.",
     )
     every: int = Field(1, ge=1, description="Rounds between letters.")
 
@@ -86,6 +92,9 @@ class Courier(Method[CourierSettings]):
         rate = self.settings.courier_rate
         return {TEACHER: 0.0} if rate is None else {COURIER: rate, TEACHER: 0.0}
 
+    def holds_out(self) -> float:
+        return self.settings.held_out if self.settings.share == "held-out" else 0.0
+
     def prepare(self, client: Client) -> None:
         client.state[DRIFT] = torch.zeros_like(head_of(client.model.own[COURIER]))
         client.state[MISFITS] = torch.zeros(1, dtype=torch.int64)
@@ -109,14 +118,22 @@ class Courier(Method[CourierSettings]):
     def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
         """Probabilities (n, K): (1 − share) · own + share · courier."""
         own, courier = client.model.classify(outputs["backbone"]).softmax(1), outputs[COURIER].softmax(1)
+        if SHARE in outputs:
+            return torch.lerp(own, courier, outputs[SHARE].to(own.dtype))
         return torch.lerp(own, courier, self.share(client))
 
+    def tune(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """The share that is best for the held-out images."""
+        if self.settings.answer != "both":
+            return {}
+        return {SHARE: best_share(client.model.classify(outputs["backbone"]), outputs[COURIER], labels)}
+
     def share(self, client: Client) -> float:
-        """How much the courier counts in the client's answers."""
+        """How much the courier counts in the client's answers. Without held-out images, 'held-out' means 'auto'."""
         use = self.settings
         if use.answer != "both":
             return float(use.answer == "courier")
-        if use.share is not None:
+        if isinstance(use.share, float):
             return use.share
         kin = int((client.peers.weights > 0).sum())
         return kin / (kin + 1)
@@ -189,6 +206,19 @@ class Courier(Method[CourierSettings]):
 
     def weights(self, client: Client) -> Peers:
         return client.peers
+
+
+def best_share(own: Tensor, courier: Tensor, labels: Tensor) -> Tensor:
+    """The share in 0, 0.1, …, 1 with the lowest mean −log((1 − share) · p_own + share · p_courier) of the labels.
+
+    own, courier: logits (n, K). Of equal shares, the lowest.
+    """
+    # In float64 no probability of a label underflows to 0, unless logits differ by 700.
+    places = labels.unsqueeze(1)
+    ours, theirs = (logits.double().softmax(1).gather(1, places) for logits in (own, courier))
+    shares = torch.arange(11, dtype=torch.float64, device=labels.device) / 10
+    losses = -torch.lerp(ours, theirs, shares).log().mean(0)
+    return losses.argmin() / 10
 
 
 def remember(client: Client, inbox: Inbox, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
