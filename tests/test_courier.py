@@ -20,6 +20,7 @@ from mapl.kinship import DECAY, circle_weights, drifted
 from mapl.losses import distillation
 from mapl.methods._mixing import flatten, load_flat
 from mapl.runs.exchange import look_around
+from mapl.runs.history import Round
 from mapl.runs.part import Part, build_part
 
 COURIER, TEACHER = "courier", "teacher"
@@ -273,6 +274,17 @@ def test_a_courier_has_a_learning_rate_of_its_own() -> None:
     moved = [(flatten(p.clients[0].model.own[COURIER]) - first)[head].abs().max() for p in parts]
     assert moved[1] < 1e-6 < moved[2]
     assert parts[0].method.learning_rates() == {TEACHER: 0}
+
+
+def test_a_history_says_what_each_network_would_answer_by_itself() -> None:
+    part = play(recipe(evaluate={"moment": "mixed"}), rounds=2)
+    (line, last) = part.lines  # type: ignore[attr-defined]
+    assert line.ways.keys() == {"own", COURIER}
+    for answer, expected in (("own", last.ways["own"]), (COURIER, last.ways[COURIER]), ("both", last.accuracy)):
+        part.method.settings = part.method.settings.model_copy(update={"answer": answer})
+        assert [float(part.engine.evaluate(c).double().mean()) for c in part.clients] == pytest.approx(expected)
+    assert Round.of_line(last.line()) == last
+    assert play(small("mapl"), rounds=1).lines[0].ways is None  # type: ignore[attr-defined]
 
 
 # Bad input

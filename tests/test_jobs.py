@@ -202,5 +202,5 @@ def test_the_whole_demo_says_what_each_part_adds(asked, introductions):
     out = demo()
     assert {job.folder.parent for job in asked} == {Path("runs/demo")}
     assert {(job.recipe().seed, job.recipe().rounds) for job in asked} == {(seed, 45) for seed in range(5)}
-    assert out.count("points of accuracy") == introductions[0].count("points of accuracy") == 5
+    assert out.count("points of accuracy") == introductions[0].count("points of accuracy") == 6
     assert "of 45 rounds" not in out

@@ -122,10 +122,15 @@ def _no_findings() -> str:
 
 def _findings(runs: dict[str, list[Record]]) -> Iterator[str]:
     """What letters add, in plain words, also where they add nothing."""
+    from mapl.analysis.compare import Estimate
+
     courier, mapl = runs["courier"], runs["mapl"]
     yield "The courier's letters: " + _verdict(_difference(courier, runs["courier-alone"]))
+    yield "What that does for the own networks alone, which never leave home: " + _verdict(
+        Estimate.of([a.ways["own"] - b.ways["own"] for a, b in zip(courier, runs["courier-alone"], strict=True)])
+    )
     yield (
-        "The same compared with the best training without letters that we know (own network and courier learn from "
+        "The answers compared with the best training without letters that we know (own network and courier learn from "
         "each other at home): " + _verdict(_difference(courier, runs["mutual"]))
     )
     yield "Nobody is told who belongs together. " + _found(courier)

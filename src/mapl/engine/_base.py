@@ -103,10 +103,13 @@ class Engine(ABC):
 
     @abstractmethod
     def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
-        """For every client, which of its test images it classifies correctly: booleans (n,), on the CPU."""
+        """For every client, which of its test images it classifies correctly: booleans (1 + W, n), on the CPU.
+
+        The first row is for the client's answers, the others for the W further `ways` of its method.
+        """
 
     def right(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        """Which of its test images the client classifies correctly: booleans, without the held-out images.
+        """Which of its test images the client classifies correctly: booleans (1 + W, n), without the held-out images.
 
         outputs: of each network in `method.answers_with`, for all of `client.test`; labels: of the same images.
         """
@@ -115,7 +118,9 @@ class Engine(ABC):
         if client.held:
             held = {name: output[tests:] for name, output in outputs.items()}
             known |= self.method.tune(client, held, labels[tests:])
-        return self.method.scores(client, known).argmax(1) == labels[:tests]
+        by_way = self.method.scores_by_way(client, known)
+        scores = [self.method.scores(client, known), *(by_way[way] for way in self.method.ways)]
+        return torch.stack([one.argmax(1) for one in scores]) == labels[:tests]
 
     @abstractmethod
     def embed(self, client: Client) -> Tensor:

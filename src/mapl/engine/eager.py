@@ -212,11 +212,15 @@ class EagerEngine(Engine):
                     yield pixels_together(normalised) if client.id in self._channels_last else normalised
 
     def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
-        return self._each(clients, self.evaluate, lambda client: False)
+        return self._each(clients, self.right_of, lambda client: False)
+
+    def evaluate(self, client: Client) -> Tensor:
+        """Which of its test images the client classifies correctly: booleans (n,)."""
+        return self.right_of(client)[0]
 
     @torch.no_grad()
-    def evaluate(self, client: Client) -> Tensor:
-        """Which of its test images the client classifies correctly."""
+    def right_of(self, client: Client) -> Tensor:
+        """`evaluate_all` for one client."""
         outputs = self._outputs(client, self.method.answers_with)
         return self.right(client, outputs, self._on_device(client, "test").labels).cpu()
 

@@ -55,6 +55,9 @@ class Method(ABC, Generic[S]):
     answers_with: ClassVar[tuple[str, ...]] = ("backbone",)
     """The networks whose outputs for test images are passed to `scores`: the backbone, and own ones by name."""
 
+    ways: ClassVar[tuple[str, ...]] = ()
+    """Other ways to answer that tests record beside `scores`, by name; see `scores_by_way`."""
+
     def __init__(self, settings: S):
         self.settings = settings
 
@@ -103,6 +106,10 @@ class Method(ABC, Generic[S]):
         client has held-out images, what `tune` returned is there, too.
         """
         return client.model.classify(outputs["backbone"])
+
+    def scores_by_way(self, client: Client, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The scores (n, K) of every way in `ways`: what each network of a client would answer by itself, say."""
+        return {}
 
     def tune(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
         """What the held-out images tell `scores`, as named tensors. Called before each test, if there are any.

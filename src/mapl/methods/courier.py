@@ -79,6 +79,7 @@ class Courier(Method[CourierSettings]):
     views = 2
     augmentation = "contrastive"
     answers_with = ("backbone", COURIER)
+    ways = ("own", COURIER)
     unread_without_letters = frozenset({"every"})
 
     def uses(self) -> tuple[str, ...]:
@@ -121,6 +122,9 @@ class Courier(Method[CourierSettings]):
         if SHARE in outputs:
             return torch.lerp(own, courier, outputs[SHARE].to(own.dtype))
         return torch.lerp(own, courier, self.share(client))
+
+    def scores_by_way(self, client: Client, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"own": client.model.classify(outputs["backbone"]), COURIER: outputs[COURIER]}
 
     def tune(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
         """The share that is best for the held-out images."""

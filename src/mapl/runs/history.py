@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -48,11 +49,14 @@ class Round:
     bytes: int
     all_images: list[float] | None = None
     """Accuracy by client on all test images of its classes; None if not asked for."""
+    ways: dict[str, list[float]] | None = None
+    """Accuracy by client of the other ways to answer (`Method.ways`), on all test images if they are asked for."""
 
     def line(self) -> str:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.all_images is None:
-            del values["all_images"]
+        for optional in ("all_images", "ways"):
+            if values[optional] is None:
+                del values[optional]
         return to_json(values).decode() + "\n"
 
     @staticmethod
@@ -103,6 +107,12 @@ class Record:
         """The same on all test images of each client's classes; None if the recipe does not ask for it."""
         last = self.tested[-1].all_images if self.tested else None
         return None if last is None else torch.tensor(last, dtype=torch.float64)
+
+    @property
+    def ways(self) -> dict[str, float]:
+        """Mean accuracy over clients of the other ways to answer, at the last test (`Method.ways`)."""
+        last = self.tested[-1].ways if self.tested else None
+        return {way: fmean(accuracy) for way, accuracy in (last or {}).items()}
 
     @property
     def mean(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
@@ -34,10 +36,11 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
     line = Round(
         round=t,
         losses={term: [loss[term] for loss in losses] for term in losses[0]},
-        accuracy=tested["accuracy"] if tested else None,
+        accuracy=tested.accuracy if tested else None,
         messages=part.ledger.messages - before[0],
         bytes=part.ledger.bytes - before[1],
-        all_images=tested.get("all_images") if tested else None,
+        all_images=tested.all_images if tested else None,
+        ways=tested.ways if tested else None,
     )
     part.round = t + 1
     return line, seconds
@@ -62,16 +65,31 @@ def graph(part: Part) -> dict[int, Peers]:
     return rows
 
 
-def _test(part: Part, t: int, moment: str) -> dict[str, list[float]] | None:
-    """Accuracies, if this round is tested at this moment. Both kinds come from one pass."""
+@dataclass(frozen=True)
+class _Test:
+    """Accuracies by client, as `Round` has them."""
+
+    accuracy: list[float]
+    all_images: list[float] | None
+    ways: dict[str, list[float]] | None
+
+
+def _test(part: Part, t: int, moment: str) -> _Test | None:
+    """Accuracies, if this round is tested at this moment. All kinds come from one pass."""
     if part.recipe.evaluate.moment != moment or not (is_tested(part.recipe, t) or _spends_budget(part, t, moment)):
         return None
-    answers = part.engine.evaluate_all(part.clients)
-    own = [right[: client.tests] for client, right in zip(part.clients, answers, strict=True)]
-    shares = {"accuracy": [_share(right) for right in own]}
-    if part.recipe.evaluate.all_images:
-        shares["all_images"] = [_share(right) for right in answers]
-    return shares
+    right = part.engine.evaluate_all(part.clients)
+    answers = [rows[0] for rows in right]
+    own = [one[: client.tests] for client, one in zip(part.clients, answers, strict=True)]
+    everything = part.recipe.evaluate.all_images
+    ways = {
+        way: [
+            _share(rows[1 + number, : None if everything else c.tests])
+            for c, rows in zip(part.clients, right, strict=True)
+        ]
+        for number, way in enumerate(part.method.ways)
+    }
+    return _Test([_share(one) for one in own], [_share(one) for one in answers] if everything else None, ways or None)
 
 
 def _share(right: Tensor) -> float:

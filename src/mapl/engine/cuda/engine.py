@@ -231,7 +231,7 @@ class GroupedEngine(Engine):
 
         self._answer_all(clients, self.method.answers_with, score)
         here = _to_host(right)
-        return [here[c.id] if c.id in here else self.eager.evaluate(c) for c in clients]
+        return [here[c.id] if c.id in here else self.eager.right_of(c) for c in clients]
 
     @torch.no_grad()
     def embed(self, client: Client) -> Tensor:
@@ -315,8 +315,8 @@ def _means(sums: dict[int, _Sums]) -> dict[int, dict[str, float]]:
 
 
 def _to_host(tensors: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Vectors of any lengths, brought to the host in one transfer."""
+    """Tensors (a, n) of any n, brought to the host in one transfer."""
     if not tensors:
         return {}
-    joined = torch.cat(list(tensors.values())).cpu()
-    return dict(zip(tensors, torch.split(joined, [len(v) for v in tensors.values()]), strict=True))
+    joined = torch.cat(list(tensors.values()), dim=1).cpu()
+    return dict(zip(tensors, torch.split(joined, [v.shape[1] for v in tensors.values()], dim=1), strict=True))
