@@ -29,8 +29,7 @@ SCENARIOS = {
 }
 
 
-NONE = torch.empty(0, dtype=torch.long)
-"""No images."""
+NO_IMAGES = torch.empty(0, dtype=torch.long)
 
 
 class PartitionSettings(BaseModel):
@@ -101,7 +100,7 @@ class Shard:
     classes: tuple[int, ...]
     train: Tensor
     test: Tensor
-    held: Tensor = NONE
+    held: Tensor = NO_IMAGES
     """Training images that it keeps out of training."""
 
 
