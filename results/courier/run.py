@@ -1,0 +1,252 @@
+"""Couriers and their rivals in the modern protocol: accuracy, gain, share of the way to pooled data, messages, bytes.
+
+    mapl data get cifar10
+    python results/courier/run.py --seeds 0 1 2 --minutes 25      # runs what is missing, and stops in time
+    python results/courier/run.py --page                          # writes the tables from the store
+
+Every finished run is one line of the store, so a run is never repeated, and stores of several machines can be
+concatenated. `--arms` takes some of the arms below; `--set` overrides any setting of the recipe for a trial, which goes
+into the store under its own arm name (`courier method.distil=0.5`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+import mapl
+from mapl.analysis.compare import Estimate
+from mapl.paper.machine import device_name, versions
+from mapl.recipe import Recipe, Tree, assignment, compose, read
+from mapl.runs.history import Record
+from mapl.runs.part import keeping_data
+
+HERE = Path(__file__).parent
+RECIPE = HERE.parents[1] / "recipes" / "modern" / "heterogeneous.toml"
+STORE = HERE / "runs.jsonl"
+ALONE: Tree = {"network": {"topology": {"name": "none"}}}
+POOLED: Tree = {"partition": {"pooled": True}, **ALONE}
+
+ARMS: dict[str, Tree] = {
+    "courier": {"method": "courier"},
+    "courier alone": {"method": "courier", **ALONE},
+    "mutual at home": {"method": "mutual"},
+    "mapl": {"method": {"name": "mapl", "warmup": 20}},
+    "mapl alone": {"method": {"name": "mapl"}, **ALONE},
+    "local": {"method": "local"},
+    "fedproto": {"method": "fedproto"},
+    "mapl+": {"method": {"name": "mapl+", "warmup": 20}},
+    "proxyfl": {"method": "proxyfl"},
+    "proxyfl alone": {"method": "proxyfl", **ALONE},
+    "fml": {"method": "fml"},
+    "courier, pooled data, equal steps": {"method": "courier", "train": {"steps": 23}, **POOLED},
+    "courier, pooled data": {"method": "courier", **POOLED},
+    "courier, bfloat16": {"method": "courier", "network": {"compress": {"kind": "bfloat16"}}},
+    "courier, int8": {"method": "courier", "network": {"compress": {"kind": "int8"}}},
+    "courier, top-k": {"method": "courier", "network": {"compress": {"kind": "top-k"}}},
+    "courier, every 2": {"method": {"name": "courier", "every": 2}},
+    "courier, every 5": {"method": {"name": "courier", "every": 5}},
+    "courier, int8, every 2": {
+        "method": {"name": "courier", "every": 2},
+        "network": {"compress": {"kind": "int8"}},
+    },
+}
+CONTROLS = {
+    "courier": "courier alone",
+    "mapl": "mapl alone",
+    "mapl+": "mapl alone",
+    "fedproto": "local",
+    "proxyfl": "proxyfl alone",
+    "fml": "proxyfl alone",
+}
+"""The same training without letters. Arms of the courier with other letters have the courier's."""
+CEILING = "courier, pooled data"
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS)[:11], metavar="ARM")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--scenario", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--data-dir", help="folder with the data set's files")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="settings")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no run that would not end in this time")
+    parser.add_argument("--store", type=Path, default=STORE)
+    parser.add_argument("--out", type=Path, default=Path("runs/courier"), help="folder for the runs")
+    parser.add_argument("--page", action="store_true", help="run nothing, print the tables")
+    options = parser.parse_args()
+    if options.page:
+        print("\n".join(page(stored(options.store))))
+        return
+    run_missing(options)
+
+
+def run_missing(options: argparse.Namespace) -> None:
+    """Run what the store does not have, seed by seed, while there is time."""
+    end = time.monotonic() + 60 * options.minutes
+    with keeping_data():
+        for seed in options.seeds:
+            for arm in options.arms:
+                recipe = recipe_of(arm, seed, options)
+                rows = stored(options.store)
+                name = " ".join([arm, *options.settings])
+                if any(row["arm"] == name and row["fingerprint"] == fingerprint(recipe) for row in rows):
+                    continue
+                if time.monotonic() + expected_seconds(rows, arm, recipe) > end:
+                    print(f"{name}, seed {seed}: no time left", flush=True)
+                    continue
+                row = summary(name, finished(recipe, options.out / fingerprint(recipe)))
+                options.store.parent.mkdir(parents=True, exist_ok=True)
+                with options.store.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(f"{name}, seed {seed}: {100 * row['answers']:.1f} % in {row['seconds']:.0f} s", flush=True)
+
+
+def recipe_of(arm: str, seed: int, options: argparse.Namespace) -> Recipe:
+    tree = read(RECIPE)
+    over: Tree = {"seed": seed, "rounds": options.rounds, "partition": {"scenario": options.scenario}}
+    own = {
+        key: {"name": value} if key == "method" and isinstance(value, str) else value
+        for key, value in ARMS[arm].items()
+    }
+    data = {"data": {"name": options.data, **({"folder": options.data_dir} if options.data_dir else {})}}
+    layers = [
+        tree,
+        data,
+        over,
+        {"checkpoint": {"every": 10**6, "keep": 1}},
+        *(assignment(text) for text in options.settings),
+    ]
+    return compose(*(("recipe", layer) for layer in layers), ("arm", own))[0]
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """Equal for equal runs of equal length."""
+    return f"{recipe.fingerprint()}-{recipe.rounds}"
+
+
+def finished(recipe: Recipe, folder: Path) -> Record:
+    record = mapl.run(recipe, folder, overwrite=True)
+    shutil.rmtree(folder / "checkpoints")
+    return record
+
+
+def expected_seconds(rows: Sequence[Row], arm: str, recipe: Recipe) -> float:
+    """From runs of the same arm on any machine; pooled data or nothing known: a guess."""
+    times = [row["seconds"] / row["rounds"] for row in rows if row["arm"].startswith(arm)]
+    return recipe.rounds * (max(times) if times else 0.5)
+
+
+def summary(arm: str, record: Record) -> Row:
+    """What the tables need of one run."""
+    recipe, last = record.recipe, record.tested[-1]
+    images = "all_images" if recipe.evaluate.all_images else "accuracy"
+    return {
+        "arm": arm,
+        "fingerprint": fingerprint(recipe),
+        "data": recipe.data.name,
+        "scenario": recipe.partition.scenario,
+        "seed": recipe.seed,
+        "rounds": len(record.rounds),
+        "answers": fmean(getattr(last, images)),
+        "ways": record.ways,
+        "few_images": record.mean,
+        "clients": [round(x, 4) for x in getattr(last, images)],
+        "curve": [[r.round, round(fmean(getattr(r, images)), 4)] for r in record.tested],
+        "exact_from": exact_from(record),
+        "messages": record.messages,
+        "bytes": record.bytes,
+        "seconds": round(record.seconds, 1),
+        "device": device_name(recipe),
+        **versions(),
+    }
+
+
+def exact_from(record: Record) -> int | None:
+    """The round from which on every client listened to its whole cluster and to nobody else; None if never."""
+    clusters = torch.tensor([client.cluster for client in record.clients])
+    same = clusters[:, None] == clusters
+    first: int | None = None
+    for line, weights in record.graphs() if record.graph.exists else ():
+        exact = bool(((weights > 0) == same).all())
+        first = (line.round if first is None else first) if exact else None
+    return first
+
+
+# The page
+
+
+def stored(store: Path) -> list[Row]:
+    return [json.loads(line) for line in store.read_text().splitlines()] if store.exists() else []
+
+
+def page(rows: Sequence[Row]) -> Iterator[str]:
+    settings = sorted({(row["data"], row["scenario"], row["rounds"]) for row in rows})
+    for data, scenario, rounds in settings:
+        some = [row for row in rows if (row["data"], row["scenario"], row["rounds"]) == (data, scenario, rounds)]
+        device = ", ".join(sorted({row["device"] for row in some}))
+        yield from (f"### {data}, scenario {scenario}, {rounds} rounds", "", f"On {device}.", "")
+        yield (
+            "| arm | seeds | answers, % | gain, points | way to pooled | own network, % | its gain "
+            "| over mutual at home | clusters exact from round | messages | MB | s |"
+        )
+        yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+        for arm in dict.fromkeys(row["arm"] for row in some):
+            yield f"| {' | '.join(cells(arm, some))} |"
+        yield ""
+
+
+def cells(arm: str, rows: Sequence[Row]) -> Iterator[str]:
+    runs = {row["seed"]: row for row in rows if row["arm"] == arm}
+
+    def others(name: str) -> dict[int, Row]:
+        return {row["seed"]: row for row in rows if row["arm"] == name}
+
+    base = arm.partition(",")[0].partition(" ")[0]
+    control = {} if arm in CONTROLS.values() or "pooled" in arm else others(CONTROLS.get(base, ""))
+    yield from (arm, str(len(runs)), text(runs, "answers"), difference(runs, control, "answers"))
+    ceiling = others(CEILING)
+    shared = sorted(runs.keys() & control.keys() & ceiling.keys())
+    way = [
+        (runs[s]["answers"] - control[s]["answers"]) / (ceiling[s]["answers"] - control[s]["answers"]) for s in shared
+    ]
+    yield Estimate.of(way).text() + " %" if way else ""
+    yield from (text(runs, "own"), difference(runs, control, "own"))
+    yield difference(runs, others("mutual at home"), "answers") if control else ""
+    rounds = [row["exact_from"] for row in runs.values()]
+    yield ", ".join("never" if r is None else str(r) for r in rounds) if any(r is not None for r in rounds) else ""
+    yield f"{fmean(row['messages'] for row in runs.values()):,.0f}"
+    yield f"{fmean(row['bytes'] for row in runs.values()) / 1e6:,.0f}"
+    yield f"{fmean(row['seconds'] for row in runs.values()):.0f}"
+
+
+def value(row: Row, what: str) -> float | None:
+    number = row["answers"] if what == "answers" else row["ways"].get(what)
+    return None if number is None else float(number)
+
+
+def text(runs: dict[int, Row], what: str) -> str:
+    values = [x for row in runs.values() if (x := value(row, what)) is not None]
+    return Estimate.of(values).text() if values else ""
+
+
+def difference(runs: dict[int, Row], control: dict[int, Row], what: str) -> str:
+    pairs = [(value(runs[s], what), value(control[s], what)) for s in sorted(runs.keys() & control.keys())]
+    values = [a - b for a, b in pairs if a is not None and b is not None]
+    return Estimate.of(values).text(sign="+") if values else ""
+
+
+if __name__ == "__main__":
+    main()
