@@ -168,7 +168,7 @@ METHODS = [
     "mapl",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("mapl+", "fedavg", "fedsim", "fedproto", "fedclassavg", "pfedsim", "dfedavgm")
+        for name in ("mapl+", "fedavg", "fedsim", "fedproto", "fedclassavg", "pfedsim", "dfedavgm", "courier")
     ),
 ]
 
@@ -178,6 +178,7 @@ METHODS = [
 def test_every_method_learns_the_same_in_groups(method):
     """FLT trains as FedAvg does; what else it does is no engine's business."""
     warmup = {"warmup": 1} if method in ("mapl", "mapl+", "pfedsim") else {}
+    warmup = {"courier": "test_cuda:flat", "features": 6} if method == "courier" else warmup
     alike = method in ("fedavg", "pfedsim", "dfedavgm")
     one_batch = {"shots": 1, "test_shots": 1}  # several take long, and are looked at below
     made = recipe(method={"name": method, **warmup}, clients=2 if alike else 4, rounds=2, partition=one_batch)
@@ -601,7 +602,7 @@ def distance(one: Part, two: Part) -> float:
 
 
 PAPERS = ["resnet18", "shufflenet", "googlenet", "alexnet"]
-MIXED = [(name, PAPERS) for name in ("local", "mapl", "mapl+", "fedsim", "fedproto", "fedclassavg")]
+MIXED = [(name, PAPERS) for name in ("local", "mapl", "mapl+", "fedsim", "fedproto", "fedclassavg", "courier")]
 ALIKE = [(name, [backbone]) for name in ("fedavg", "dfedavgm", "pfedsim", "flt") for backbone in PAPERS]
 
 

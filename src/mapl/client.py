@@ -96,9 +96,11 @@ class Client(Node):
     """The fingerprint of its backbone's tensors. Backbones with equal fingerprints can be averaged."""
     train: Images
     test: Images
-    """The recipe's own test images, then any others that it is tested on."""
+    """The recipe's own test images, then any others that it is tested on, then the held-out ones."""
     tests: int
     """The number of the recipe's own test images, which come first in `test`."""
+    held: int = 0
+    """The number of held-out images, which come last in `test`: its own, but neither trained on nor tests."""
     cluster: int
     """The cluster of its data; for reports, never for a method."""
     peers: Peers = field(init=False)

@@ -1,4 +1,4 @@
-"""`mapl demo`: every part of MAPL on real handwritten digits, each against its own control, in a few minutes."""
+"""`mapl demo`: couriers and MAPL on real handwritten digits, each against its own control, in a few minutes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ ARMS: dict[str, Tree] = {
     "local": {"method": "local"},
     "mapl-alone": {"method": "mapl", **CONTROL},
     "mapl": {"method": "mapl"},
-    "mapl+": {"method": "mapl+"},
+    "courier-alone": {"method": "courier", **CONTROL},
+    "mutual": {"method": "mutual"},
+    "courier": {"method": "courier"},
     "one-backbone-alone": {"method": "mapl", **CONTROL, **ONE_BACKBONE},
     "one-backbone-mapl+": {"method": "mapl+", **ONE_BACKBONE},
 }
@@ -41,7 +43,7 @@ QUICK: Tree = {"rounds": 12}
 
 def demo(
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds per arm.", show_default="3; --quick: 2")
+        int | None, typer.Option(min=1, help="Number of seeds per arm.", show_default="5; --quick: 2")
     ] = None,
     out: Annotated[
         Path | None,
@@ -49,15 +51,15 @@ def demo(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few rounds, two seeds: only to see that it works.")] = False,
 ) -> None:
-    """See MAPL work: ten clients, four architectures, handwritten digits, a few minutes.
+    """See clients learn from each other: ten of them, four architectures, handwritten digits, about five minutes.
 
-    Trains MAPL, MAPL+ and Local with their control arms, prints what each part adds, and writes a report. After Ctrl-C
-    the same command continues where it stopped; finished runs are not repeated.
+    Trains couriers, MAPL and MAPL+ with their control arms and Local, prints what letters add, and writes a report.
+    After Ctrl-C the same command continues where it stopped; finished runs are not repeated.
     """
     from mapl.analysis.compare import compare
     from mapl.runs.history import load
 
-    seeds = seeds or (2 if quick else 3)
+    seeds = seeds or (2 if quick else 5)
     # In folders of their own: the full demo cannot use the short runs of --quick.
     out = out or Path("runs/demo-quick" if quick else "runs/demo")
     jobs = _jobs(out, seeds, quick)
@@ -71,7 +73,9 @@ def demo(
         Console(soft_wrap=True, highlight=False).print(f"• {finding}")
     from mapl.report import write_report  # brings the plotting library, which nothing needs before
 
-    page = write_report(records, out / "report", title="MAPL on handwritten digits", introduction="\n\n".join(findings))
+    page = write_report(
+        records, out / "report", title="Ten clients and handwritten digits", introduction="\n\n".join(findings)
+    )
     print(f"report: {page}")
 
 
@@ -97,7 +101,7 @@ def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:
     for seed in range(seeds):
         for arm, tree in ARMS.items():
             name = f"{arm}-seed{seed}"
-            warmup = {"method": {"warmup": 4}} if quick and arm != "local" else {}
+            warmup = {"method": {"warmup": 4}} if quick and str(tree["method"]).startswith("mapl") else {}
             whole = {"seed": seed, "name": name}
             for layer in (COMMON, over, {**tree, "method": {"name": tree["method"]}}, warmup):
                 whole = merge(whole, layer)
@@ -112,35 +116,40 @@ def _no_findings() -> str:
     whole = compose(("demo", COMMON))[0].rounds
     return (
         f"{QUICK['rounds']} of {whole} rounds only show that everything works. "
-        "Run the demo without --quick to see what each part of MAPL adds."
+        "Run the demo without --quick to see what letters add."
     )
 
 
 def _findings(runs: dict[str, list[Record]]) -> Iterator[str]:
-    """What each part adds, in plain words, also where it adds nothing."""
-    from mapl.analysis.clusters import share_by_chance
-    from mapl.analysis.compare import compare
-
-    mapl, plus = runs["mapl"], runs["mapl+"]
+    """What letters add, in plain words, also where they add nothing."""
+    courier, mapl = runs["courier"], runs["mapl"]
+    yield "The courier's letters: " + _verdict(_difference(courier, runs["courier-alone"]))
+    yield (
+        "The same compared with the best training without letters that we know (own network and courier learn from "
+        "each other at home): " + _verdict(_difference(courier, runs["mutual"]))
+    )
+    yield "Nobody is told who belongs together. " + _found(courier)
+    yield "MAPL's letters (prototypes): " + _verdict(_difference(mapl, runs["mapl-alone"])) + " " + _found(mapl)
     yield (
         "MAPL's losses on two views per image, without letters, versus plain local training: "
         + _verdict(_difference(runs["mapl-alone"], runs["local"]))
     )
-    yield "MAPL's letters (prototypes): " + _verdict(_difference(mapl, runs["mapl-alone"]))
-    inside = compare(mapl)[0].inside or 0.0
-    chance = share_by_chance([c.cluster for c in mapl[0].clients]) or 0.0
     yield (
-        f"MAPL's graph: clients that never saw each other's data give {100 * inside:.0f} % of their weight for others "
-        f"to clients of their own cluster ({100 * chance:.0f} % by chance), and send {_saved(mapl):.0f} % fewer "
-        "messages than a full mesh."
-    )
-    yield (
-        f"MAPL+ with four backbones ({_matches(plus[0])} of {len(plus[0].clients)} clients share their cluster with a "
-        "client of the same architecture, so few can mix weights): " + _verdict(_difference(plus, runs["mapl-alone"]))
-    )
-    yield (
-        "MAPL+ with the same backbone for all, so that all weights are mixed: "
+        "MAPL+ with the same backbone for all, so that backbones can be mixed: "
         + _verdict(_difference(runs["one-backbone-mapl+"], runs["one-backbone-alone"]))
+    )
+
+
+def _found(runs: Sequence[Record]) -> str:
+    """How well the clients of an arm found their clusters."""
+    from mapl.analysis.clusters import share_by_chance
+    from mapl.analysis.compare import compare
+
+    inside = compare(runs)[0].inside or 0.0
+    chance = share_by_chance([c.cluster for c in runs[0].clients]) or 0.0
+    return (
+        f"Clients give {100 * inside:.0f} % of their weight for others to clients of their own cluster "
+        f"({100 * chance:.0f} % by chance), and send {_saved(runs):.0f} % fewer messages than a full mesh."
     )
 
 
@@ -164,9 +173,3 @@ def _saved(runs: Sequence[Record]) -> float:
     """The percentage of a full mesh's messages that were not sent."""
     full = [len(r.clients) * (len(r.clients) - 1) * len(r.rounds) for r in runs]
     return 100 * (1 - fmean(r.messages / n for r, n in zip(runs, full, strict=True)))
-
-
-def _matches(record: Record) -> int:
-    """How many clients have another of the same backbone in their cluster."""
-    kinds = [(c.cluster, c.backbone) for c in record.clients]
-    return sum(kinds.count(kind) > 1 for kind in kinds)

@@ -29,6 +29,10 @@ SCENARIOS = {
 }
 
 
+NONE = torch.empty(0, dtype=torch.long)
+"""No images."""
+
+
 class PartitionSettings(BaseModel):
     """Who has which images."""
 
@@ -97,6 +101,8 @@ class Shard:
     classes: tuple[int, ...]
     train: Tensor
     test: Tensor
+    held: Tensor = NONE
+    """Training images that it keeps out of training."""
 
 
 def cluster_classes(settings: PartitionSettings, classes: int) -> list[tuple[int, ...]]:
@@ -117,22 +123,55 @@ def cluster_classes(settings: PartitionSettings, classes: int) -> list[tuple[int
     return [tuple(range(a - shared * c, b - shared * c)) for c, (a, b) in enumerate(pairwise(edges))]
 
 
-def partition(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
-    """One shard per client. If a class has too few images, the error says which class and how many are missing."""
+def partition(
+    dataset: Dataset, settings: PartitionSettings, clients: int, seed: int, held_out: float = 0.0
+) -> list[Shard]:
+    """One shard per client. If a class has too few images, the error says which class and how many are missing.
+
+    held_out: the share of each client's training images that it keeps out of training.
+    """
     divide = _by_scenario if settings.scheme == "scenario" else _by_scheme
     shards = divide(dataset, settings, clients, seed)
+    if held_out:
+        shards = [_hold_out(shard, dataset, held_out, client, seed) for client, shard in enumerate(shards)]
     return _pooled(shards) if settings.pooled else shards
+
+
+def _hold_out(shard: Shard, dataset: Dataset, share: float, client: int, seed: int) -> Shard:
+    held = draw_held_out(dataset.train.labels[shard.train], share, client, seed)
+    return replace(shard, train=shard.train[~held], held=shard.train[held])
+
+
+def draw_held_out(labels: Tensor, share: float, client: int, seed: int) -> Tensor:
+    """Which of a client's training images (n,) are held out: booleans (n,).
+
+    Of each class its share, rounded, but at least one image; and at least one is left for training.
+    """
+    draw = generator(seed, client, ALWAYS, "held out")
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for k in torch.unique(labels).tolist():
+        images = torch.nonzero(labels == k).flatten()
+        count = min(max(1, round(share * len(images))), len(images) - 1)
+        held[images[torch.randperm(len(images), generator=draw)[:count]]] = True
+    return held
 
 
 def _pooled(shards: Sequence[Shard]) -> list[Shard]:
     """The shards with the training images of their whole clusters, one tensor per cluster, client after client.
 
-    An image that two clients have is there twice: the clients together would see it twice, too.
+    An image that two clients have is there twice: the clients together would see it twice, too. What a client holds
+    out it also leaves out of the pool, if another client has the same image.
     """
     together: dict[int, Tensor] = {}
     for cluster in {shard.cluster for shard in shards}:
         together[cluster] = torch.cat([shard.train for shard in shards if shard.cluster == cluster])
-    return [replace(shard, train=together[shard.cluster]) for shard in shards]
+    return [replace(shard, train=_without(together[shard.cluster], shard.held)) for shard in shards]
+
+
+def _without(images: Tensor, held: Tensor) -> Tensor:
+    """The images that are not held; the same tensor if none is."""
+    found = torch.isin(images, held)
+    return images[~found] if found.any() else images
 
 
 def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +104,18 @@ class Engine(ABC):
     @abstractmethod
     def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
         """For every client, which of its test images it classifies correctly: booleans (n,), on the CPU."""
+
+    def right(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+        """Which of its test images the client classifies correctly: booleans, without the held-out images.
+
+        outputs: of each network in `method.answers_with`, for all of `client.test`; labels: of the same images.
+        """
+        tests = len(labels) - client.held
+        known = {name: output[:tests] for name, output in outputs.items()}
+        if client.held:
+            held = {name: output[tests:] for name, output in outputs.items()}
+            known |= self.method.tune(client, held, labels[tests:])
+        return self.method.scores(client, known).argmax(1) == labels[:tests]
 
     @abstractmethod
     def embed(self, client: Client) -> Tensor:

@@ -183,11 +183,11 @@ class EagerEngine(Engine):
         return self._images[client.id, split]
 
     def embed(self, client: Client) -> Tensor:
-        return self._outputs(client, (BACKBONE,))[BACKBONE]
+        return self._outputs(client, (BACKBONE,))[BACKBONE][: len(client.test) - client.held]
 
     @torch.no_grad()
     def _outputs(self, client: Client, networks: Sequence[str]) -> dict[str, Tensor]:
-        """The outputs of these networks, the backbone's or own ones, for the client's test images."""
+        """The outputs of these networks, the backbone's or own ones, for the client's test and held-out images."""
         model = client.model.eval()
         outputs: dict[str, list[Tensor]] = {name: [] for name in networks}
         with ExitStack() as stack:
@@ -202,9 +202,10 @@ class EagerEngine(Engine):
         return {name: torch.cat(parts) for name, parts in outputs.items()}
 
     def _test_batches(self, client: Client) -> Iterator[Tensor]:
-        """The test images. Those of the recipe's own test share no batch with others, which could change rounding."""
+        """The recipe's own test images, the others, the held-out ones. Sharing a batch could change their rounding."""
         pixels = self._on_device(client, "test").pixels
-        for images in (pixels[: client.tests], pixels[client.tests :]):
+        others = len(pixels) - client.tests - client.held
+        for images in torch.split(pixels, [client.tests, others, client.held]):
             for batch in torch.split(images, TEST_BATCH[self.device.type]):
                 if len(batch):
                     normalised = self.augmentation.normalise(batch)
@@ -216,8 +217,8 @@ class EagerEngine(Engine):
     @torch.no_grad()
     def evaluate(self, client: Client) -> Tensor:
         """Which of its test images the client classifies correctly."""
-        scores = self.method.scores(client, self._outputs(client, self.method.answers_with))
-        return (scores.argmax(1) == self._on_device(client, "test").labels).cpu()
+        outputs = self._outputs(client, self.method.answers_with)
+        return self.right(client, outputs, self._on_device(client, "test").labels).cpu()
 
     def state(self) -> dict[str, Tensor]:
         if self.settings.reset:

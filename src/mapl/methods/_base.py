@@ -81,6 +81,10 @@ class Method(ABC, Generic[S]):
         """
         return {}
 
+    def holds_out(self) -> float:
+        """The share of a client's training images, class by class, that it keeps out of training; see `tune`."""
+        return 0.0
+
     def prepare(self, client: Client) -> None:
         """Fill `client.state` with what the method keeps there. Called once, before the first round."""
 
@@ -97,9 +101,17 @@ class Method(ABC, Generic[S]):
     def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
         """The scores (n, K) that classify test images: by default, the head's logits.
 
-        outputs: for every network in `answers_with`, its output for the test images; "backbone" has z (n, d_z).
+        outputs: for every network in `answers_with`, its output for the test images; "backbone" has z (n, d_z). If the
+        client has held-out images, what `tune` returned is there, too.
         """
         return client.model.classify(outputs["backbone"])
+
+    def tune(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """What the held-out images tell `scores`, as named tensors. Called before each test, if there are any.
+
+        outputs: as in `scores`, but for the held-out images; labels: (n,), theirs. Reads no value back to the host.
+        """
+        return {}
 
     def wants(self, client: Client, round: int) -> Tensor:
         """Which of `client.neighbours` the client asks for a letter this round (sorted ids). Default: none.
@@ -125,6 +137,10 @@ class Method(ABC, Generic[S]):
         if letter is None:
             raise MaplError(f"method {self.name!r}: node {node.id} reads letters and writes none; give it a schema()")
         return specs(letter.tensors)
+
+    def architecture(self, client: Client) -> str:
+        """The architecture that decides whether tensors marked `Spec.by_architecture` fit: the client's backbone's."""
+        return client.architecture
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """Adjust the client to the letters it received. Any may be missing; if none arrived, the inbox is empty."""

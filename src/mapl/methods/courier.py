@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from mapl.client import Client, Peers
+from mapl.client import Client, Peers, Server
 from mapl.clock import part
 from mapl.kinship import circle_weights, drifted
 from mapl.losses import cross_entropy, distillation
@@ -19,25 +21,34 @@ from mapl.methods._circles import Circles, Pair, groups
 from mapl.methods._contrast import ContrastSettings, contrast
 from mapl.methods._courier import COURIER, CourierNetworkSettings, WithCourier, courier_of, head_of, load_courier
 from mapl.methods._mixing import load_flat
-from mapl.network import Inbox, Letter
+from mapl.model import architecture
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["Courier"]
 
 TEACHER = "teacher"
 DRIFT = "drift"
+MISFITS = "misfits"
+"""How many letters with another courier's shape a client got."""
+SHARE = "share"
 
 
 class CourierSettings(ContrastSettings, CourierNetworkSettings):
     """The courier's settings; those of the own network's losses are MAPL's."""
 
     name: str = "courier"
-    distil: float = Field(0.25, ge=0, description="Weight λ of what the own network learns from the mixed courier.")
+    distil: float = Field(1.0, ge=0, description="Weight λ of what the own network learns from the mixed courier.")
     distil_temperature: float = Field(4.0, gt=0, description="Temperature T of that distillation.")
-    share: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="The courier's share in 'both'; 'none': n / (n + 1) for a courier that is the mean of n clients'.",
+    share: Annotated[float, Field(ge=0, le=1)] | Literal["auto", "held-out"] = Field(
+        "auto",
+        description="The courier's share in 'both'; 'auto': n / (n + 1) for a courier that is the mean of n clients'; "
+        "'held-out': the best of 0, 0.1, …, 1 for images of the client that it does not train on.",
+    )
+    held_out: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="With share 'held-out': the share of the training images of each class that is held out.",
     )
     every: int = Field(1, ge=1, description="Rounds between letters.")
 
@@ -75,8 +86,12 @@ class Courier(WithCourier[CourierSettings]):
     def learning_rates(self) -> dict[str, float]:
         return {**super().learning_rates(), TEACHER: 0.0}
 
+    def holds_out(self) -> float:
+        return self.settings.held_out if self.settings.share == "held-out" else 0.0
+
     def prepare(self, client: Client) -> None:
         client.state[DRIFT] = torch.zeros_like(head_of(client.model.own[COURIER]))
+        client.state[MISFITS] = torch.zeros(1, dtype=torch.int64)
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:
         if epoch == 0:
@@ -94,8 +109,22 @@ class Courier(WithCourier[CourierSettings]):
         terms[COURIER] = cross_entropy(model.call(COURIER, images), labels)
         return terms
 
+    def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Probabilities (n, K), with the share that `tune` found if it found one."""
+        if SHARE not in outputs:
+            return super().scores(client, outputs)
+        own, courier = client.model.classify(outputs["backbone"]).softmax(1), outputs[COURIER].softmax(1)
+        return torch.lerp(own, courier, outputs[SHARE].to(own.dtype))
+
+    def tune(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+        """The share that is best for the held-out images."""
+        if self.settings.answer != "both":
+            return {}
+        return {SHARE: best_share(client.model.classify(outputs["backbone"]), outputs[COURIER], labels)}
+
     def share_of_both(self, client: Client) -> float:
-        if self.settings.share is not None:
+        """How much the courier counts if both answer. Without held-out images, 'held-out' means 'auto'."""
+        if isinstance(self.settings.share, float):
             return self.settings.share
         kin = int((client.peers.weights > 0).sum())
         return kin / (kin + 1)
@@ -111,7 +140,14 @@ class Courier(WithCourier[CourierSettings]):
         return client.neighbours[torch.from_numpy(~np.isin(client.neighbours.numpy(), others))]
 
     def letter(self, client: Client, round: int) -> Letter:
-        return client.letter(round, {COURIER: courier_of(client), DRIFT: self.drift(client)})
+        tensors = {COURIER: courier_of(client), DRIFT: self.drift(client)}
+        return client.letter(round, tensors, self.architecture(client))
+
+    def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
+        return {name: spec._replace(by_architecture=True) for name, spec in super().schema(node, round).items()}
+
+    def architecture(self, client: Client) -> str:
+        return architecture(client.model.own[COURIER])
 
     def drift(self, client: Client) -> Tensor:
         """The client's drift with this round's training: (K, features + 1)."""
@@ -127,7 +163,7 @@ class Courier(WithCourier[CourierSettings]):
         pairs = list(pairs)
         for client, _ in pairs:
             client.state[DRIFT].copy_(self.drift(client))
-        for group in groups(pairs):
+        for group in groups((client, self.fitting(client, inbox)) for client, inbox in pairs):
             circles = Circles(group)
             with part("graph"):
                 cosines = circles.cosines(DRIFT, lambda client: client.state[DRIFT], "paper")
@@ -135,6 +171,21 @@ class Courier(WithCourier[CourierSettings]):
             self.mix(circles, weights)
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
+
+    def fitting(self, client: Client, inbox: Inbox) -> Inbox:
+        """The letters whose couriers have the shape of the client's own. Others are counted, and said once."""
+        mine = self.architecture(client)
+        fits = [theirs == mine for theirs in inbox.architectures]
+        if all(fits):
+            return inbox
+        client.state[MISFITS] += fits.count(False)
+        others = inbox.senders[~torch.tensor(fits)].tolist()
+        warnings.warn(
+            f"client {client.id} leaves out the letters of clients {others}: their couriers differ from its "
+            "own in shape. All clients need the same method.courier and method.features",
+            stacklevel=2,
+        )
+        return inbox.select(torch.tensor(fits))
 
     def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
         """Every courier becomes Σ_j w_ij courier_j, in the order of client numbers."""
@@ -146,6 +197,19 @@ class Courier(WithCourier[CourierSettings]):
 
     def weights(self, client: Client) -> Peers:
         return client.peers
+
+
+def best_share(own: Tensor, courier: Tensor, labels: Tensor) -> Tensor:
+    """The share in 0, 0.1, …, 1 with the lowest mean −log((1 − share) · p_own + share · p_courier) of the labels.
+
+    own, courier: logits (n, K). Of equal shares, the lowest.
+    """
+    # In float64 no probability of a label underflows to 0, unless logits differ by 700.
+    places = labels.unsqueeze(1)
+    ours, theirs = (logits.double().softmax(1).gather(1, places) for logits in (own, courier))
+    shares = torch.arange(11, dtype=torch.float64, device=labels.device) / 10
+    losses = -torch.lerp(ours, theirs, shares).log().mean(0)
+    return losses.argmin() / 10
 
 
 def remember(client: Client, inbox: Inbox, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> None:

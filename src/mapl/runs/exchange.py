@@ -139,7 +139,7 @@ class Exchange:
             tensors = method.opening_schema(node)
         else:
             tensors = method.schema(node, self.round)
-        architecture = node.architecture if isinstance(node, Client) else ""
+        architecture = method.architecture(node) if isinstance(node, Client) else ""
         return Schema(node.run, self.limit or LARGEST, tensors, round=self.round, architecture=architecture)
 
 

@@ -28,6 +28,7 @@ from mapl.runs.run import restored_part
 Kind = Literal["safetensors", "torch-export"]
 Pixels = Literal["uint8", "float32"]
 Card = dict[str, Any]
+Scores = Callable[[dict[str, Tensor]], Tensor]
 
 SUFFIXES: dict[str, str] = {"safetensors": ".safetensors", "torch-export": ".pt2"}
 PIXELS: dict[str, torch.dtype] = {"uint8": torch.uint8, "float32": torch.float32}
@@ -48,7 +49,6 @@ class Classifier(nn.Module):
         head: nn.Linear,
         mean: Sequence[float],
         std: Sequence[float],
-        scores: Callable[[dict[str, Tensor]], Tensor] | None = None,
         own: Mapping[str, nn.Module] | None = None,
     ):
         super().__init__()
@@ -57,15 +57,19 @@ class Classifier(nn.Module):
         self.own = nn.ModuleDict(own)
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1), persistent=False)
-        self._scores = scores or self._logits
+        self.scores: Scores = self._logits
 
     def forward(self, images: Tensor) -> Tensor:
+        return self.scores(self.outputs(images))
+
+    def outputs(self, images: Tensor) -> dict[str, Tensor]:
+        """What each network makes of the images."""
         pixels = images.to(torch.float32)
         if images.dtype == torch.uint8:
             pixels = pixels / 255
         normalised = (pixels - self.mean) / self.std
         outputs = {"backbone": self.backbone(normalised)}
-        return self._scores(outputs | {name: network(normalised) for name, network in self.own.items()})
+        return outputs | {name: network(normalised) for name, network in self.own.items()}
 
     def _logits(self, outputs: dict[str, Tensor]) -> Tensor:
         logits: Tensor = self.head(torch.relu(outputs["backbone"]))
@@ -210,20 +214,26 @@ def _weights(client: Client, card: Card) -> tuple[bytes]:
 
 
 def _program(part: Part, client: Client, card: Card, pixels: Pixels) -> tuple[bytes, bytes]:
+    own = {name: client.model.own[name] for name in part.method.answers_with if name != "backbone"}
+    model = Classifier(client.model.backbone, client.model.head, *_normalisation(part), own).eval()
     # The method's scores, which need not be the head's logits: the program then answers as the client did in tests.
-    model = Classifier(
-        client.model.backbone,
-        client.model.head,
-        *_normalisation(part),
-        partial(part.method.scores, client),
-        {name: client.model.own[name] for name in part.method.answers_with if name != "backbone"},
-    )
-    program = _exported(client, model.eval(), PIXELS[pixels])
+    model.scores = _tuned(part.method, client, model)
+    program = _exported(client, model, PIXELS[pixels])
     file = io.BytesIO()
     torch.export.save(program, file)
     shape = ["batch", *client.test.pixels.shape[1:]]
     card = card | {"input": {"pixels": pixels, "shape": shape}}
     return file.getvalue(), (json.dumps(card, indent=1) + "\n").encode()
+
+
+@torch.no_grad()
+def _tuned(method: Method[Any], client: Client, model: Classifier) -> Scores:
+    """The method's scores for a client, with what its held-out images tell them."""
+    if not client.held:
+        return partial(method.scores, client)
+    pixels, labels = client.test.pixels[-client.held :], client.test.labels[-client.held :]
+    known = method.tune(client, model.outputs(pixels), labels)
+    return lambda outputs: method.scores(client, {**outputs, **known})
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import mapl.methods
 from mapl.client import Client, Server
 from mapl.data.augment import Augmentation
 from mapl.data.dataset import Dataset, DataSettings, Images
-from mapl.data.partition import Shard, other_tests, partition
+from mapl.data.partition import Shard, draw_held_out, other_tests, partition
 from mapl.engine._base import Engine
 from mapl.engine.choose import find_device, find_engine
 from mapl.errors import MaplError
@@ -133,7 +133,7 @@ def build_part(
     if not held or held[0] < 0 or held[-1] >= recipe.clients:
         raise MaplError(f"holds: got {held}; a part holds at least one of clients 0 to {recipe.clients - 1}")
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
-    shards = _shards(recipe, data, held)
+    shards = _shards(recipe, data, held, method.holds_out())
     first = next(iter(shards.values()))
     device = find_device(recipe.engine)
     augment = recipe.augment.contrastive if method.augmentation == "contrastive" else recipe.augment.plain
@@ -184,6 +184,7 @@ class _Shard:
     train: Images
     test: Images
     tests: int
+    held: int
     cluster: int
     classes: int
     image: tuple[int, int, int]
@@ -191,18 +192,18 @@ class _Shard:
     std: tuple[float, ...]
 
 
-def _shards(recipe: Recipe, data: Data | None, held: Sequence[int]) -> dict[int, _Shard]:
-    """The images of each client held here."""
+def _shards(recipe: Recipe, data: Data | None, held: Sequence[int], held_out: float) -> dict[int, _Shard]:
+    """The images of each client held here; `held_out`: the share that it keeps out of training."""
     if isinstance(data, Mapping):
         if recipe.partition.pooled:
             raise MaplError("partition.pooled: it needs one data set for all clients, and here each has its own")
         _check_given(data, held, recipe.clients)
         _check_same_kind({client: data[client] for client in held})
-        return {client: _own_shard(data[client]) for client in held}
+        return {client: _own_shard(data[client], held_out, client, recipe.seed) for client in held}
     if data is not None and not isinstance(data, Dataset):
         raise MaplError(f"data: got a {type(data).__name__}; give a mapl.Dataset, or one for each client by its number")
     dataset = data or load_data(recipe)
-    parts = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
+    parts = partition(dataset, recipe.partition, recipe.clients, recipe.seed, held_out)
     trains: dict[int, Images] = {}
     for shard in (parts[client] for client in held):
         if id(shard.train) not in trains:  # clients of a pooled cluster share one copy
@@ -213,14 +214,26 @@ def _shards(recipe: Recipe, data: Data | None, held: Sequence[int]) -> dict[int,
 def _shard(recipe: Recipe, dataset: Dataset, shard: Shard, train: Images) -> _Shard:
     tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
     test = dataset.test.take(torch.cat(tests))
+    test = _joined(test, dataset.train.take(shard.held))
     kind = dataset.classes, dataset.image, dataset.mean, dataset.std
-    return _Shard(train, test, len(shard.test), shard.cluster, *kind)
+    return _Shard(train, test, len(shard.test), len(shard.held), shard.cluster, *kind)
 
 
-def _own_shard(dataset: Dataset) -> _Shard:
+def _own_shard(dataset: Dataset, held_out: float, client: int, seed: int) -> _Shard:
     """A client's own data set, all of it. Its true cluster is unknown."""
+    train, test, held = dataset.train, dataset.test, 0
+    if held_out:
+        out = draw_held_out(train.labels, held_out, client, seed)
+        train, test, held = train.take(~out), _joined(test, train.take(out)), int(out.sum())
     kind = dataset.classes, dataset.image, dataset.mean, dataset.std
-    return _Shard(dataset.train, dataset.test, len(dataset.test), 0, *kind)
+    return _Shard(train, test, len(dataset.test), held, 0, *kind)
+
+
+def _joined(one: Images, other: Images) -> Images:
+    """The images of both, one after the other."""
+    if not len(other):
+        return one
+    return Images(torch.cat([one.pixels, other.pixels]), torch.cat([one.labels, other.labels]))
 
 
 def _check_given(data: Mapping[int, Dataset], held: Sequence[int], clients: int) -> None:
@@ -268,6 +281,7 @@ def _clients(
             train=shard.train,
             test=shard.test,
             tests=shard.tests,
+            held=shard.held,
             cluster=shard.cluster,
         )
         _add_own_networks(client, method)

@@ -227,7 +227,7 @@ class GroupedEngine(Engine):
 
         def score(member: Client, outputs: dict[str, Tensor]) -> None:
             labels = self.test_pool.labels[self.test_pool.range(member.id)]
-            right[member.id] = self.method.scores(member, outputs).argmax(1) == labels
+            right[member.id] = self.right(member, outputs, labels)
 
         self._answer_all(clients, self.method.answers_with, score)
         here = _to_host(right)
@@ -237,10 +237,10 @@ class GroupedEngine(Engine):
     def embed(self, client: Client) -> Tensor:
         embeddings: list[Tensor] = []
         self._answer_all([client], ("backbone",), lambda _, outputs: embeddings.append(outputs["backbone"]))
-        return embeddings[0] if embeddings else self.eager.embed(client)
+        return embeddings[0][: len(client.test) - client.held] if embeddings else self.eager.embed(client)
 
     def _answer_all(self, clients: Sequence[Client], names: tuple[str, ...], use: Use) -> None:
-        """Calls `use(member, outputs)` with what each client's networks make of its test images, (n, …) each."""
+        """Calls `use(member, outputs)` with what each client's networks make of `client.test`, (n, …) each."""
         self.warm_up(clients)
         with self.arithmetic():
             for wave in self._waves({c.id for c in clients}):

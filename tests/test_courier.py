@@ -1,0 +1,342 @@
+"""The courier: what it minimises, whom it listens to, what it mixes and what it answers with."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from conftest import deliver, inboxes_of, parameters, play, row_of, small
+from mapl import Client, MaplError, Recipe
+from mapl.kinship import DECAY, circle_weights, drifted
+from mapl.losses import distillation
+from mapl.methods._mixing import flatten, load_flat
+from mapl.runs.exchange import look_around
+from mapl.runs.part import Part, build_part
+
+COURIER, TEACHER = "courier", "teacher"
+LITTLE = {"courier": "cnn", "features": 6}
+
+
+def recipe(**over: Any) -> Recipe:
+    return small("courier", **{**over, "method": {**LITTLE, **over.get("method", {})}})
+
+
+def numpy_softmax(x: Tensor) -> np.ndarray[Any, Any]:
+    values = x.detach().double().numpy()
+    e = np.exp(values - values.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+# Distillation
+
+logits = st.lists(st.lists(st.floats(-20, 20), min_size=3, max_size=3), min_size=1, max_size=5)
+
+
+@given(logits, logits, st.floats(0.5, 8))
+def test_distillation_is_the_divergence_of_softened_answers(ours: Any, theirs: Any, temperature: float) -> None:
+    n = min(len(ours), len(theirs))
+    o, t = (torch.tensor(x[:n], dtype=torch.float64) for x in (ours, theirs))
+    p, q = numpy_softmax(t / temperature), numpy_softmax(o / temperature)
+    expected = temperature**2 * np.mean(np.sum(p * (np.log(p) - np.log(q)), axis=1))
+    assert float(distillation(o, t, temperature)) == pytest.approx(expected, abs=1e-9, rel=1e-9)
+
+
+@given(logits, st.floats(0.5, 8), st.floats(-5, 5))
+def test_distillation_is_zero_for_equal_answers_and_never_negative(ours: Any, temperature: float, shift: float) -> None:
+    o = torch.tensor(ours, dtype=torch.float64)
+    assert float(distillation(o + shift, o, temperature)) == pytest.approx(0, abs=1e-9)
+    assert float(distillation(o, o.flip(1), temperature)) > -1e-9
+
+
+def test_no_gradient_goes_into_the_teacher() -> None:
+    ours, theirs = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    distillation(ours, theirs, 2.0).backward()  # type: ignore[no-untyped-call]
+    assert theirs.grad is None
+    assert ours.grad is not None
+    # For T² · KL the gradient of one image is T · (softmax(o/T) − softmax(t/T)).
+    expected = 2 * (numpy_softmax(ours / 2) - numpy_softmax(theirs / 2)) / 2
+    np.testing.assert_allclose(ours.grad.numpy(), expected, atol=1e-6)
+
+
+def test_the_loss_by_hand() -> None:
+    part = build_part(recipe(method={"terms": [], "distil": 0.5, "distil_temperature": 3.0}))
+    client = part.clients[1]
+    client.model.eval()
+    load_flat(0.5 * flatten(client.model.own[TEACHER]), client.model.own[TEACHER])
+    images, labels = torch.randn(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    terms = part.method.loss(client, images, labels)
+    model = copy.deepcopy(client.model).double()
+    own, courier, teacher = (f(images.double()) for f in (model, model.own[COURIER], model.own[TEACHER]))
+    rows = np.arange(6)
+    expected = {
+        "cross_entropy": -np.log(numpy_softmax(own)[rows, labels]).mean(),
+        COURIER: -np.log(numpy_softmax(courier)[rows, labels]).mean(),
+    }
+    p, q = numpy_softmax(teacher / 3), numpy_softmax(own / 3)
+    expected["distillation"] = 0.5 * 9 * (p * np.log(p / q)).sum(1).mean()
+    assert {name: float(value.detach()) for name, value in terms.items()} == pytest.approx(expected, rel=1e-4)
+
+
+# Kin
+
+
+def test_a_drift_by_hand() -> None:
+    before, after = torch.zeros(2, 2), torch.tensor([[4.0, 1.0], [0.0, 1.0]])
+    # Less the mean over classes (2, 1): rows (2, 0) and (−2, 0), of length √8.
+    expected = DECAY * torch.ones(2, 2) + torch.tensor([[2.0, 0.0], [-2.0, 0.0]]) / math.sqrt(8)
+    torch.testing.assert_close(drifted(torch.ones(2, 2), before, after), expected)
+    torch.testing.assert_close(drifted(torch.ones(2, 2), after, after), DECAY * torch.ones(2, 2))
+
+
+heads = st.lists(st.lists(st.floats(-3, 3), min_size=4, max_size=4), min_size=3, max_size=3)
+
+
+@given(heads, heads, st.lists(st.floats(-3, 3), min_size=4, max_size=4), st.floats(0.1, 10))
+def test_a_drift_ignores_what_changes_no_answer(before: Any, after: Any, common: Any, scale: float) -> None:
+    """Neither a vector added to every class nor the length of the step matters."""
+    start, end = torch.tensor(before, dtype=torch.float64), torch.tensor(after, dtype=torch.float64)
+    step = end - start
+    if float((step - step.mean(0)).norm()) < 1e-3:
+        return
+    nothing = torch.zeros_like(start)
+    moved = start + scale * step + torch.tensor(common, dtype=torch.float64)
+    torch.testing.assert_close(drifted(nothing, start, moved), drifted(nothing, start, end), atol=1e-6, rtol=1e-6)
+    assert float(drifted(nothing, start, end).norm()) == pytest.approx(1)
+
+
+circles = st.lists(st.lists(st.floats(-1, 1), max_size=6), min_size=1, max_size=5)
+
+
+@given(circles)
+def test_kin_have_equal_weights_and_others_none(members: list[list[float]]) -> None:
+    cosines = torch.tensor([x for circle in members for x in [1.0, *circle]], dtype=torch.float64)
+    sizes = torch.tensor([1 + len(circle) for circle in members])
+    weights = torch.split(circle_weights(cosines, sizes), sizes.tolist())
+    for row, circle in zip(weights, members, strict=True):
+        kin = [x > 0.5 for x in [1.0, *circle]]
+        np.testing.assert_allclose(row.numpy(), np.array(kin) / sum(kin))
+
+
+def trained_apart(clients: int = 4) -> Part:
+    """Clients 0 and 1 moved their couriers' heads one way, the others another way; the couriers differ."""
+    part = build_part(recipe(clients=clients, network={"topology": {"name": "full"}}))
+    for client in part.clients:
+        own = client.model.own
+        with torch.no_grad():
+            for parameter in own[COURIER].parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(client.id)))
+        part.method.start_epoch(client, 0, 0)
+        head = own[COURIER].head
+        assert isinstance(head, nn.Linear)
+        with torch.no_grad():
+            head.weight[5 if client.id < 2 else 3] += 1
+            head.bias[client.id] += 0.1
+    return part
+
+
+def test_couriers_of_kin_are_averaged_and_no_others() -> None:
+    part = trained_apart()
+    before = [flatten(client.model.own[COURIER]).double() for client in part.clients]
+    own = {k: v.clone() for k, v in parameters(part).items() if f".own.{COURIER}." not in k}
+    part.method.absorb_all(0, inboxes_of(part, 0))
+    for client in part.clients:
+        kin = [0, 1] if client.id < 2 else [2, 3]
+        expected = sum(before[i] for i in kin) / 2
+        torch.testing.assert_close(flatten(client.model.own[COURIER]).double(), expected, atol=1e-6, rtol=1e-6)
+        assert row_of(client, 4).tolist() == [0.5 if i in kin else 0 for i in range(4)]
+        assert client.peers.ids.tolist() == [0, 1, 2, 3]
+    after = parameters(part)
+    for name, value in own.items():
+        assert torch.equal(after[name], value), f"{name} is not the courier's"
+
+
+def test_a_letter_carries_the_courier_and_its_drift_alone() -> None:
+    part = build_part(recipe())
+    look_around(part.method, part.clients, None, part.topology, 0)
+    letters = [part.method.letter(client, 0) for client in part.clients]
+    for letter in letters:
+        assert letter is not None
+        assert {name: tuple(t.shape) for name, t in letter.tensors.items()} == {
+            COURIER: (len(flatten(part.clients[0].model.own[COURIER])),),
+            "drift": (10, 7),
+        }
+        # All couriers start alike, whatever the own networks are.
+        assert torch.equal(letter.tensors[COURIER], letters[0].tensors[COURIER])  # type: ignore[union-attr]
+
+
+def test_kin_whose_letter_is_lost_stay_kin() -> None:
+    part = trained_apart()
+    part.method.absorb_all(0, inboxes_of(part, 0))
+    client = part.clients[0]
+    look_around(part.method, part.clients, None, part.topology, 1)
+    letters = {3: part.method.letter(part.clients[3], 1)}
+    part.method.absorb(client, 1, deliver(letters, {0: torch.tensor([3])}, 1)[0])  # type: ignore[arg-type]
+    assert row_of(client, 4).tolist() == [0.5, 0.5, 0, 0]
+    part.method.absorb(client, 2, deliver({}, {0: torch.tensor([1])}, 2)[0])
+    assert row_of(client, 4).tolist() == [0.5, 0.5, 0, 0]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_others_are_asked_after_1_2_4_8_letters(every: int) -> None:
+    part = trained_apart(5)
+    method = part.method
+    method.settings = method.settings.model_copy(update={"every": every})
+    client = part.clients[0]
+    client.neighbours = torch.tensor([1, 2, 3])  # 4 is out of reach
+    client.peers.meet(np.array([1, 2, 4]), 0.0, np.array([10, 10, 10]))
+    client.peers.weights = np.array([0.5, 0.5, 0, 0])
+    asked = [method.wants(client, t).tolist() for t in range(10 * every)]
+    for number in range(1, 11):
+        everybody = number in (1, 2, 4, 8)
+        # Client 3 is a stranger: it is asked until it answers.
+        assert asked[number * every - 1] == ([1, 2, 3] if everybody else [1, 3])
+    silent = [t for t in range(10 * every) if (t + 1) % every]
+    assert not any(asked[t] for t in silent)
+    method.settings = method.settings.model_copy(update={"every": 1})
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients"),
+    [({"scenario": 1}, 6), ({"scenario": 2}, 6), ({"scenario": 1, "clusters": 3, "sizes": [4, 2, 1]}, 7)],
+    ids=["two", "overlapping", "unequal, one alone"],
+)
+def test_clients_find_their_cluster_and_stop_asking_the_others(partition: dict[str, Any], clients: int) -> None:
+    tree = {"data": "digits", "clients": clients, "rounds": 6, "partition": partition, "evaluate": {"every": 100}}
+    part = play(Recipe.of(method="courier", model={"backbones": ["mlp"]}, **tree))
+    clusters = np.array([client.cluster for client in part.clients])
+    same = clusters[:, None] == clusters
+    expected = torch.from_numpy(same / same.sum(1, keepdims=True))
+    torch.testing.assert_close(torch.stack([row_of(client, clients) for client in part.clients]), expected)
+    inside, everybody = same.sum() - clients, clients * (clients - 1)
+    assert [line.messages for line in part.lines] == [  # type: ignore[attr-defined]
+        everybody, everybody, inside, everybody, inside, inside
+    ]  # fmt: skip
+
+
+# Teacher and answers
+
+
+def test_the_teacher_is_the_mixed_courier_and_stays_so_through_a_round() -> None:
+    part = play(recipe(), rounds=1)
+    mixed = [flatten(client.model.own[COURIER]) for client in part.clients]
+    play(recipe(), rounds=2, part=part)
+    for client, before in zip(part.clients, mixed, strict=True):
+        assert torch.equal(flatten(client.model.own[TEACHER]), before)
+        assert not torch.equal(flatten(client.model.own[COURIER]), before)
+
+
+def test_own_networks_learn_from_letters() -> None:
+    """The same run without letters ends with other own networks, and without distillation it does not."""
+    alone = {"network": {"topology": {"name": "none"}}}
+    for distil, learns in ((0.25, True), (0.0, False)):
+        with_letters, without = (play(recipe(method={"distil": distil}, **more)) for more in ({}, alone))
+        ours, theirs = (flatten(part.clients[0].model.backbone) for part in (with_letters, without))
+        assert torch.equal(ours, theirs) == (not learns)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kin", "share"),
+    [
+        ({"answer": "own"}, 3, 0),
+        ({"answer": "courier"}, 3, 1),
+        ({"answer": "both", "share": 0.3}, 3, 0.3),
+        ({}, 1, 1 / 2),
+        ({}, 3, 3 / 4),
+    ],
+    ids=str,
+)
+def test_answers_by_hand(settings: dict[str, Any], kin: int, share: float) -> None:
+    part = build_part(recipe(method=settings))
+    client = part.clients[0]
+    client.peers.meet(np.array([1, 2, 3]), 0.0, np.array([10, 10, 10]))
+    client.peers.weights = np.array([1.0 / kin] * kin + [0.0] * (4 - kin))
+    embedding, courier = torch.randn(5, 12), torch.randn(5, 10)
+    own = numpy_softmax(client.model.classify(embedding))
+    scores = part.method.scores(client, {"backbone": embedding, COURIER: courier})
+    expected = (1 - share) * own + share * numpy_softmax(courier)
+    np.testing.assert_allclose(scores.detach().numpy(), expected, atol=1e-6)
+
+
+def test_a_courier_has_a_learning_rate_of_its_own() -> None:
+    parts = [play(recipe(method=rate), rounds=1) for rate in ({}, {"courier_rate": 1e-9}, {"courier_rate": 1e-3})]
+    first = flatten(build_part(recipe()).clients[0].model.own[COURIER])
+    head = slice(-77, None)  # parameters alone: normalisation statistics move at any rate
+    moved = [(flatten(p.clients[0].model.own[COURIER]) - first)[head].abs().max() for p in parts]
+    assert moved[1] < 1e-6 < moved[2]
+    assert parts[0].method.learning_rates() == {TEACHER: 0}
+
+
+# Bad input
+
+
+def wide(image: tuple[int, int, int], embedding: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image), embedding + 1))
+
+
+def deep(image: tuple[int, int, int], embedding: int) -> nn.Module:
+    return nn.Sequential(nn.MaxPool2d(16), nn.Flatten(), nn.LazyLinear(embedding))
+
+
+@pytest.mark.parametrize(
+    ("courier", "match"),
+    [
+        ("test_courier:deep", "cannot take images"),
+        ("test_courier:wide", "method.features"),
+        ("nothing", "unknown backbone"),
+        ("test_courier:math.pi", "not a backbone"),
+    ],
+)
+def test_a_courier_that_does_not_fit_is_named(courier: str, match: str) -> None:
+    with pytest.raises(MaplError, match=match):
+        build_part(recipe(method={"courier": courier}))
+
+
+def test_a_letter_of_another_courier_is_left_out_counted_and_said_once() -> None:
+    part, other = trained_apart(), build_part(recipe(method={"features": 5}))
+    look_around(part.method, part.clients, None, part.topology, 0)
+    stranger: Client = other.clients[1]
+    letters = {c.id: part.method.letter(c, 0) for c in part.clients[1:]}
+    letters[1] = other.method.letter(stranger, 0)
+    inbox = deliver(letters, {0: torch.tensor([1, 2, 3])})[0]  # type: ignore[arg-type]
+    client = part.clients[0]
+    with pytest.warns(UserWarning, match=r"clients \[1\]"):
+        part.method.absorb(client, 0, inbox)
+    assert client.peers.ids.tolist() == [0, 2, 3]
+    assert client.state["misfits"].tolist() == [1]
+
+
+def test_a_letter_of_another_courier_passes_the_border_and_a_broken_one_does_not() -> None:
+    from mapl.network import decode, encode
+    from mapl.runs.exchange import Exchange
+
+    part, other = trained_apart(), build_part(recipe(method={"features": 5}))
+    look_around(part.method, part.clients, None, part.topology, 0)
+    exchange = Exchange(part.method, part.clients, None, part.transport, part.ledger, 0)
+    schema = replace(exchange._schema(part.clients[0], "letters"), run=other.clients[1].run)
+    foreign = other.method.letter(other.clients[1], 0)
+    assert foreign is not None
+    decode(encode(foreign), schema)
+    mine = part.method.letter(part.clients[1], 0)
+    assert mine is not None
+    longer = replace(mine, run=schema.run, tensors={**mine.tensors, COURIER: torch.zeros(9)})
+    with pytest.raises(MaplError, match=COURIER):
+        decode(encode(longer), schema)
+
+
+def test_classes_that_a_courier_never_saw_do_no_harm() -> None:
+    """Clients of one cluster have never seen the other's classes: their answers stay among their own."""
+    part = play(recipe(rounds=3, partition={"shots": 4, "test_shots": 5}))
+    for client in part.clients:
+        outputs = {"backbone": torch.randn(7, 12), COURIER: torch.randn(7, 10)}
+        scores = part.method.scores(client, outputs)
+        assert scores.isfinite().all()
+        np.testing.assert_allclose(scores.sum(1).detach().numpy(), 1, atol=1e-5)
