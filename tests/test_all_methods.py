@@ -26,6 +26,7 @@ from mapl.runs.saving import saved_state
 
 METHODS = known(mapl.methods)
 TWINS = {name: method.without_letters for name, method in METHODS.items() if method.without_letters}
+WRITING = [name for name, method in METHODS.items() if not method.silent]
 HOMOGENEOUS = [name for name, method in METHODS.items() if method.homogeneous]
 CENTRALISED = [name for name, method in METHODS.items() if issubclass(method, Centralised)]
 QUICK: dict[str, dict[str, Any]] = {"flt": {"latent": 6, "encoder_epochs": 1}, "pfedsim": {"warmup": 1}}
@@ -40,11 +41,12 @@ def quick(name: str, /, **over: Any) -> mapl.Recipe:
     return small(name, **{"model": {"backbones": ["mlp"]}, **over})
 
 
-def test_these_are_the_ten_methods_of_the_paper_and_the_courier():
-    assert set(METHODS) - {"courier"} == {
+def test_these_are_the_ten_methods_of_the_paper_and_those_with_a_courier():
+    assert set(METHODS) == {
         "dfedavgm", "fedavg", "fedclassavg", "fedproto", "fedsim", "flt", "local", "mapl", "mapl+", "pfedsim",
+        "courier", "fml", "mutual", "proxyfl",
     }  # fmt: skip
-    assert set(CENTRALISED) == {"fedavg", "fedclassavg", "fedproto", "fedsim", "flt", "pfedsim"}
+    assert set(CENTRALISED) == {"fedavg", "fedclassavg", "fedproto", "fedsim", "flt", "fml", "pfedsim"}
     assert set(HOMOGENEOUS) == {"dfedavgm", "fedavg", "flt", "pfedsim"}
 
 
@@ -194,7 +196,7 @@ def test_a_client_that_stays_away_for_a_round_is_not_written_to_and_keeps_what_i
             assert alike == here
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
+@pytest.mark.parametrize("method", WRITING)
 def test_a_letter_is_the_same_whatever_the_images_and_labels_are(method):
     """Untrained, since training is meant to look at them: nothing of the data itself may be in a letter."""
     part = build_part(quick(method))
@@ -227,7 +229,7 @@ def test_a_method_is_its_twin_to_the_bit_on_the_empty_network(method, twin):
     assert not METHODS[twin].without_letters  # a control arm of its own
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
+@pytest.mark.parametrize("method", WRITING)
 def test_letters_make_a_difference(method):
     alone, together = parameters(play(quick(method, **ALONE))), parameters(play(quick(method)))
     assert any(not torch.equal(alone[name], together[name]) for name in alone)
@@ -274,9 +276,9 @@ def test_every_method_runs_from_the_command_line(method, tmp_path, monkeypatch, 
     record = load(tmp_path / "run")
     assert record.finished
     assert (record.recipe.method.name, len(record.rounds), len(record.clients)) == (method, 2, 6)
-    assert record.messages == {"local": 0, "flt": 36, "mapl": 60, "mapl+": 60, "dfedavgm": 60, "courier": 60}.get(
-        method, 24
-    )
+    by_method = {"local": 0, "mutual": 0, "proxyfl": 12, "flt": 36}
+    by_method |= dict.fromkeys(("courier", "dfedavgm", "mapl", "mapl+"), 60)
+    assert record.messages == by_method.get(method, 24)
 
 
 # Architectures

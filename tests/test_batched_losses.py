@@ -29,6 +29,7 @@ METHODS = [
     *(pytest.param("mapl", {"form": form}, id=f"mapl-{form}") for form in ("released", "paper")),
     *(pytest.param("fedclassavg", {"contrast": kind}, id=f"fedclassavg-{kind}") for kind in ("port", "original")),
     *(pytest.param("fedproto", {"inference": kind}, id=f"fedproto-{kind}") for kind in ("head", "prototype")),
+    *(pytest.param(name, {"answer": "both"}, id=name) for name in ("fml", "mutual", "proxyfl")),
 ]
 CLIENTS, BATCH = 3, 5
 
@@ -41,6 +42,8 @@ def world_of(name: str, over: dict[str, Any]) -> Part:
         torch.manual_seed(client.id)
         client.model.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
         client.model.projector = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 8))
+        own = {name: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)) for name in client.model.own}
+        client.model.add_own(own, client.model.frozen)
         for tensor in client.state.values():  # as if rounds had been played: zeros would hide much
             if tensor.is_floating_point():
                 tensor.add_(torch.rand(tensor.shape, dtype=tensor.dtype))
@@ -64,8 +67,10 @@ class Step(nn.Module):
     def forward(self, state: dict[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         self.client.state = state
         self.method.start_epoch(self.client, 0, 0)
+        own = [name for name in self.method.answers_with if name != "backbone"]
         with torch.no_grad():
-            scores = self.method.scores(self.client, {"backbone": self.client.model.embed(images)})
+            outputs = {name: self.model.call(name, images) for name in own}
+            scores = self.method.scores(self.client, {"backbone": self.model.embed(images), **outputs})
         return {**self.method.loss(self.client, images, labels), "scores": scores}
 
 
@@ -107,8 +112,9 @@ def test_the_loss_of_many_clients_at_once_is_that_of_each(name: str, over: dict[
             torch.testing.assert_close(state[key][i], value, rtol=1e-6, atol=1e-6, msg=key)
 
 
-def test_these_are_all_methods() -> None:
-    assert {parameter.values[0] for parameter in METHODS} == set(known(mapl.methods))
+def test_these_are_all_methods_but_one() -> None:
+    """The courier's `start_epoch` copies a whole network, which vmap cannot. Engines call it client by client."""
+    assert {parameter.values[0] for parameter in METHODS} == set(known(mapl.methods)) - {"courier"}
 
 
 @pytest.mark.parametrize(("name", "over"), METHODS)

@@ -281,8 +281,10 @@ def test_labels_tell_arms_apart(case):
     assert labels == expected
 
 
-def test_local_is_one_arm_whatever_its_network_and_no_control_of_itself():
-    (arm,) = compare([*seeds({0: 0.5}, name="local"), *seeds({1: 0.5}, name="local", **ALONE)])
+@pytest.mark.parametrize("name", ["local", "mutual"])
+def test_a_method_that_never_writes_is_one_arm_whatever_its_network_and_no_control_of_itself(name):
+    (arm,) = compare([*seeds({0: 0.5}, name=name), *seeds({1: 0.5}, name=name, **ALONE)])
+    assert (arm.label, arm.is_control) == (name, True)
     assert arm.seeds == [0, 1]
     assert arm.gain is None
 

@@ -72,7 +72,7 @@ def test_every_letter_fits_the_schema_that_its_reader_expects_and_no_other(name:
     part.transport = Watched()
     play(part.recipe, part=part)
     assert len(seen) == part.ledger.messages
-    assert bool(seen) == (name != "local")
+    assert bool(seen) == (not part.method.silent)
     for letter, schema in seen[:: max(1, len(seen) // 8)]:
         name_, tensor = next(iter(letter.tensors.items()))
         for changed in (
@@ -156,8 +156,10 @@ def test_letters_that_are_lost_late_or_repeated_stop_nobody(name: str) -> None:
     assert part.round == 20
     for tensor in all_of(part).values():
         assert tensor.isfinite().all()
-    if name != "local":
-        assert min(faulty.counts[what] for what in ("lost", "late", "twice", "stale")) > 0
+    if not part.method.silent:
+        # ProxyFL asks somebody else in the next round, so a late letter finds no reader.
+        kinds = ("lost", "late", "twice", *(() if name == "proxyfl" else ("stale",)))
+        assert min(faulty.counts[kind] for kind in kinds) > 0
     for client in part.clients:
         assert np.isclose(client.peers.weights.sum(), 1)
 

@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mapl.analysis.clusters import share_inside
-from mapl.analysis.control import ceilings, has_letters, is_ceiling, is_control, twins
+from mapl.analysis.control import ceilings, has_letters, is_ceiling, is_control, is_silent, twins
 from mapl.recipe import Recipe, flat
 from mapl.runs.history import Record
 
@@ -249,7 +249,7 @@ def _labels(recipes: Sequence[Recipe]) -> list[str]:
     labels = []
     for recipe, values in zip(recipes, flats, strict=True):
         notes = [_DISTINCTIVE[key](values[key]) for key in differing if key in values]
-        if not has_letters(recipe) and recipe.method.name != "local":
+        if not has_letters(recipe) and not is_silent(recipe):
             notes.append("no letters")
         if recipe.partition.pooled:
             notes.append("pooled")

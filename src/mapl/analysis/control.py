@@ -17,7 +17,13 @@ NOBODY = NetworkSection.model_validate({"topology": {"name": "none"}})
 
 def has_letters(recipe: Recipe) -> bool:
     """Whether letters are written."""
-    return recipe.network.topology.name != "none" and recipe.method.name != "local"
+    return recipe.network.topology.name != "none" and not is_silent(recipe)
+
+
+def is_silent(recipe: Recipe) -> bool:
+    """Whether the method writes no letters on any network."""
+    silent: bool = find("method", recipe.method.name, mapl.methods).silent
+    return silent
 
 
 def is_control(recipe: Recipe) -> bool:

@@ -42,6 +42,8 @@ class Method(ABC, Generic[S]):
 
     homogeneous: ClassVar[bool] = False
     """Whether all clients must have the same architecture."""
+    silent: ClassVar[bool] = False
+    """Whether its clients never write letters, on any network. A run of it is a control arm."""
     without_letters: ClassVar[str] = ""
     """A simpler method that this one equals, to the bit, on the empty network. One control arm then serves both."""
     unread_without_letters: ClassVar[frozenset[str]] = frozenset()

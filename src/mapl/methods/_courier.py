@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from mapl.client import Client
+from mapl.client import Client, Server
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, key, seeded
-from mapl.methods._base import MethodSettings
+from mapl.methods._base import Method, MethodSettings
+from mapl.methods._mixing import flatten, load_flat
 from mapl.model import check_output, find_backbone
 
 COURIER = "courier"
@@ -25,21 +29,74 @@ class CourierNetworkSettings(MethodSettings):
     courier_rate: float | None = Field(
         None, gt=0, description="Learning rate of the courier; 'none': that of the own network."
     )
+    answer: Literal["own", "courier", "both"] = Field(
+        "both", description="What classifies: the own network, the courier, or both, weighted by `share`."
+    )
 
 
-def build_courier(client: Client, use: CourierNetworkSettings) -> nn.Sequential:
+class FixedShareSettings(CourierNetworkSettings):
+    """The small common network, whose share in the answers never changes."""
+
+    share: float = Field(0.5, ge=0, le=1, description="The courier's share in 'both'.")
+
+
+C = TypeVar("C", bound=CourierNetworkSettings)
+
+
+class WithCourier(Method[C]):
+    """A method whose clients have a courier beside their own network. Either may answer, or both."""
+
+    answers_with = ("backbone", COURIER)
+    ways = ("own", COURIER)
+
+    def modules(self, client: Client) -> dict[str, nn.Module]:
+        return {COURIER: build_courier(client, self.settings)}
+
+    def learning_rates(self) -> dict[str, float]:
+        rate = self.settings.courier_rate
+        return {} if rate is None else {COURIER: rate}
+
+    def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Probabilities (n, K): (1 − share) · own + share · courier."""
+        own, courier = client.model.classify(outputs["backbone"]).softmax(1), outputs[COURIER].softmax(1)
+        return torch.lerp(own, courier, self.share(client))
+
+    def scores_by_way(self, client: Client, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"own": client.model.classify(outputs["backbone"]), COURIER: outputs[COURIER]}
+
+    def share(self, client: Client) -> float:
+        """How much the courier counts in the client's answers."""
+        answer = self.settings.answer
+        return self.share_of_both(client) if answer == "both" else float(answer == "courier")
+
+    @abstractmethod
+    def share_of_both(self, client: Client) -> float:
+        """How much the courier counts if both networks answer."""
+
+
+def build_courier(node: Client | Server, use: CourierNetworkSettings) -> nn.Sequential:
     """A courier: images (B, C, H, W) → logits (B, K). All clients of a run start with the same weights."""
-    channels, height, width = client.train.pixels.shape[1:]
+    channels, height, width = node.image if isinstance(node, Server) else node.train.pixels.shape[1:]
     image = (channels, height, width)
-    with seeded(key(client.seed, NOBODY, ALWAYS, f"courier {use.courier}")):
+    with seeded(key(node.seed, NOBODY, ALWAYS, f"courier {use.courier}")):
         backbone = find_backbone(use.courier)(image, use.features)
         if not isinstance(backbone, nn.Module):
             raise MaplError(
                 f"method.courier: backbone {use.courier!r} returned a {type(backbone).__name__}, not a torch.nn.Module"
             )
-        head = nn.Linear(use.features, client.shapes.classes)
+        head = nn.Linear(use.features, node.shapes.classes)
     check_output(f"method.courier: backbone {use.courier!r}", backbone, image, use.features, "method.features")
     return nn.Sequential(OrderedDict(backbone=backbone, relu=nn.ReLU(), head=head))
+
+
+def courier_of(client: Client) -> Tensor:
+    """The client's courier, normalisation statistics included, as one vector."""
+    return flatten(client.model.own[COURIER])
+
+
+def load_courier(client: Client, vector: Tensor) -> None:
+    """Write such a vector back into the client's courier."""
+    load_flat(vector, client.model.own[COURIER])
 
 
 def head_of(network: nn.Module) -> Tensor:

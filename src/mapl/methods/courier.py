@@ -17,11 +17,10 @@ from mapl.client import Client, Peers, Server
 from mapl.clock import part
 from mapl.kinship import circle_weights, drifted
 from mapl.losses import cross_entropy, distillation
-from mapl.methods._base import Method
 from mapl.methods._circles import Circles, Pair, groups
 from mapl.methods._contrast import ContrastSettings, contrast
-from mapl.methods._courier import COURIER, CourierNetworkSettings, build_courier, head_of
-from mapl.methods._mixing import flatten, load_flat
+from mapl.methods._courier import COURIER, CourierNetworkSettings, WithCourier, courier_of, head_of, load_courier
+from mapl.methods._mixing import load_flat
 from mapl.model import architecture
 from mapl.network import Inbox, Letter, Spec
 
@@ -40,9 +39,6 @@ class CourierSettings(ContrastSettings, CourierNetworkSettings):
     name: str = "courier"
     distil: float = Field(1.0, ge=0, description="Weight λ of what the own network learns from the mixed courier.")
     distil_temperature: float = Field(4.0, gt=0, description="Temperature T of that distillation.")
-    answer: Literal["own", "courier", "both"] = Field(
-        "both", description="What classifies: the own network, the courier, or both, weighted by `share`."
-    )
     share: Annotated[float, Field(ge=0, le=1)] | Literal["auto", "held-out"] = Field(
         "auto",
         description="The courier's share in 'both'; 'auto': n / (n + 1) for a courier that is the mean of n clients'; "
@@ -57,7 +53,7 @@ class CourierSettings(ContrastSettings, CourierNetworkSettings):
     every: int = Field(1, ge=1, description="Rounds between letters.")
 
 
-class Courier(Method[CourierSettings]):
+class Courier(WithCourier[CourierSettings]):
     """A small network travels between clients whose own networks never leave home.
 
     Every client trains two networks: its own, of any architecture, and the courier, which has the same architecture and
@@ -78,20 +74,17 @@ class Courier(Method[CourierSettings]):
     Settings = CourierSettings
     views = 2
     augmentation = "contrastive"
-    answers_with = ("backbone", COURIER)
-    ways = ("own", COURIER)
     unread_without_letters = frozenset({"every"})
 
     def uses(self) -> tuple[str, ...]:
         return self.settings.uses()
 
     def modules(self, client: Client) -> dict[str, nn.Module]:
-        courier = build_courier(client, self.settings)
-        return {COURIER: courier, TEACHER: copy.deepcopy(courier)}
+        modules = super().modules(client)
+        return {**modules, TEACHER: copy.deepcopy(modules[COURIER])}
 
     def learning_rates(self) -> dict[str, float]:
-        rate = self.settings.courier_rate
-        return {TEACHER: 0.0} if rate is None else {COURIER: rate, TEACHER: 0.0}
+        return {**super().learning_rates(), TEACHER: 0.0}
 
     def holds_out(self) -> float:
         return self.settings.held_out if self.settings.share == "held-out" else 0.0
@@ -102,7 +95,7 @@ class Courier(Method[CourierSettings]):
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:
         if epoch == 0:
-            load_flat(flatten(client.model.own[COURIER]), client.model.own[TEACHER])
+            load_flat(courier_of(client), client.model.own[TEACHER])
 
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Of the own network: MAPL's terms and λ · distillation. Of the courier: cross-entropy. On both views."""
@@ -117,14 +110,11 @@ class Courier(Method[CourierSettings]):
         return terms
 
     def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
-        """Probabilities (n, K): (1 − share) · own + share · courier."""
+        """Probabilities (n, K), with the share that `tune` found if it found one."""
+        if SHARE not in outputs:
+            return super().scores(client, outputs)
         own, courier = client.model.classify(outputs["backbone"]).softmax(1), outputs[COURIER].softmax(1)
-        if SHARE in outputs:
-            return torch.lerp(own, courier, outputs[SHARE].to(own.dtype))
-        return torch.lerp(own, courier, self.share(client))
-
-    def scores_by_way(self, client: Client, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"own": client.model.classify(outputs["backbone"]), COURIER: outputs[COURIER]}
+        return torch.lerp(own, courier, outputs[SHARE].to(own.dtype))
 
     def tune(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
         """The share that is best for the held-out images."""
@@ -132,13 +122,10 @@ class Courier(Method[CourierSettings]):
             return {}
         return {SHARE: best_share(client.model.classify(outputs["backbone"]), outputs[COURIER], labels)}
 
-    def share(self, client: Client) -> float:
-        """How much the courier counts in the client's answers. Without held-out images, 'held-out' means 'auto'."""
-        use = self.settings
-        if use.answer != "both":
-            return float(use.answer == "courier")
-        if isinstance(use.share, float):
-            return use.share
+    def share_of_both(self, client: Client) -> float:
+        """How much the courier counts if both answer. Without held-out images, 'held-out' means 'auto'."""
+        if isinstance(self.settings.share, float):
+            return self.settings.share
         kin = int((client.peers.weights > 0).sum())
         return kin / (kin + 1)
 
@@ -153,7 +140,7 @@ class Courier(Method[CourierSettings]):
         return client.neighbours[torch.from_numpy(~np.isin(client.neighbours.numpy(), others))]
 
     def letter(self, client: Client, round: int) -> Letter:
-        tensors = {COURIER: flatten(client.model.own[COURIER]), DRIFT: self.drift(client)}
+        tensors = {COURIER: courier_of(client), DRIFT: self.drift(client)}
         return client.letter(round, tensors, self.architecture(client))
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
@@ -202,11 +189,11 @@ class Courier(Method[CourierSettings]):
 
     def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
         """Every courier becomes Σ_j w_ij courier_j, in the order of client numbers."""
-        table = circles.table(COURIER, lambda client: flatten(client.model.own[COURIER]))
+        table = circles.table(COURIER, courier_of)
         mixed = [torch.empty_like(table.stack[0]) for _ in circles.clients]
         circles.mix(table, weights, mixed)
         for client, vector in zip(circles.clients, mixed, strict=True):
-            load_flat(vector, client.model.own[COURIER])
+            load_courier(client, vector)
 
     def weights(self, client: Client) -> Peers:
         return client.peers

@@ -24,3 +24,4 @@ class Local(Plain[LocalSettings]):
     name = "local"
     Settings = LocalSettings
     without_letters = ""
+    silent = True
