@@ -17,7 +17,7 @@ class MutualSettings(ContrastSettings, FixedShareSettings):
     """Mutual learning's settings; those of the own network's losses are MAPL's."""
 
     name: str = "mutual"
-    distil: float = Field(0.25, ge=0, description="Weight λ of what each network learns from the other.")
+    distil: float = Field(1.0, ge=0, description="Weight λ of what each network learns from the other.")
     distil_temperature: float = Field(4.0, gt=0, description="Temperature T of that distillation.")
 
 
