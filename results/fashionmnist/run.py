@@ -1,4 +1,4 @@
-"""All ten methods on real FashionMNIST, three seeds, each against its own control, on CPU cores.
+"""All methods on real FashionMNIST, three seeds, each against its own control, on CPU cores.
 
     mapl data get fashionmnist          # or put the files into data/ by hand
     python results/fashionmnist/run.py --data-dir data --out runs/fashionmnist > results/fashionmnist/one-backbone.md
@@ -35,11 +35,16 @@ METHODS: dict[str, Tree] = {
     "pfedsim": {"warmup": 20},
     "mapl": RELEASED,
     "mapl+": RELEASED,
+    "mutual": {},
+    "proxyfl": {},
+    "fml": {},
+    "courier": {},
 }
-MIXED = ("local", "fedsim", "fedproto", "fedclassavg", "mapl", "mapl+")
+MIXED = ("local", "fedsim", "fedproto", "fedclassavg", "mapl", "mapl+", "mutual", "proxyfl", "fml", "courier")
 """Methods that take clients of different architectures."""
-CONTROLS = ("fedclassavg", "mapl")
-"""Methods whose twin without letters is a run of its own; that of the others is Local, or for mapl+ that of mapl."""
+CONTROLS = ("fedclassavg", "mapl", "proxyfl", "courier")
+"""Methods whose twin without letters is a run of its own; that of the others is Local, for mapl+ that of mapl, and for
+fml that of proxyfl."""
 
 PROTOCOL: Tree = {
     "data": {"name": "fashionmnist"},

@@ -90,8 +90,9 @@ class Courier(WithCourier[CourierSettings]):
         return self.settings.held_out if self.settings.share == "held-out" else 0.0
 
     def prepare(self, client: Client) -> None:
-        client.state[DRIFT] = torch.zeros_like(head_of(client.model.own[COURIER]))
-        client.state[MISFITS] = torch.zeros(1, dtype=torch.int64)
+        head = head_of(client.model.own[COURIER])
+        client.state[DRIFT] = torch.zeros_like(head)
+        client.state[MISFITS] = head.new_zeros(1, dtype=torch.int64)
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:
         if epoch == 0:
