@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import mapl
-from conftest import assert_same, play, small, stop_after, written
+from conftest import assert_same, play, row_of, small, stop_after, written
 from mapl import Client, MaplError, Recipe
 from mapl.analysis.compare import group
 from mapl.analysis.control import control_of
@@ -45,6 +45,7 @@ from mapl.network.topk import TopK
 from mapl.recipe import assignment, compose
 from mapl.runs.exchange import Exchange, look_around
 from mapl.runs.part import build_part
+from mapl.runs.round import play_round
 from test_compare import record
 from test_transports import METHODS, Faulty, all_of, in_parts, recipe
 
@@ -180,7 +181,7 @@ def test_readers_get_the_names_shapes_and_dtypes_that_were_written(kind: str, po
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
-def test_tensors_that_are_small_already_travel_as_they_are(kind: str) -> None:
+def test_tensors_that_are_top_kalready_travel_as_they_are(kind: str) -> None:
     x = torch.randn(3)
     letters = [letter(1, 0, x=x, a=x.to(torch.bfloat16), b=x.to(torch.int8), c=x.half())]
     _, inboxes = send(find_compressor(CompressSettings(kind=kind)), 0, letters, {0: [1]})  # type: ignore[arg-type]
@@ -269,6 +270,26 @@ def test_who_missed_a_letter_waits_for_the_next_full_one() -> None:
                 assert torch.equal(inbox.tensor("x")[0], compressor.replicas["letters", 2, -1].tensors["x"])
                 assert inbox.tensor("n").tolist() == [[round]]
     assert heard == {0: [0, 1, 5, 6, 7, 8, 9], 1: list(range(10)), 3: []}
+
+
+def test_full_letters_are_counted_in_letters_also_after_a_checkpoint() -> None:
+    compressor, full = TopK(0.1, refresh=3), []
+    for round in range(0, 40, 5):
+        mail, inboxes = send(compressor, round, [long(2, round)], {0: [2]})
+        assert len(inboxes[0]) == 1
+        full.append("x" in mail.letters[2].tensors)
+        saved = compressor.state()
+        compressor = TopK(0.1, refresh=3)
+        compressor.load_state(saved)
+    assert full == [True, False, False] * 2 + [True, False]
+
+
+def test_letters_do_not_build_on_those_that_new_readers_did_not_read() -> None:
+    compressor, full = TopK(0.1, refresh=100), []
+    for round, anew in [(0, 0), (1, 0), (3, 2), (4, 2), (5, 5)]:  # in round 2 nobody wrote
+        mail = Mail(round, "letters", {2: long(2, round)}, {}, lambda reader: pytest.fail("schema"), anew=anew)
+        full.append("x" in compressor.outgoing(mail).letters[2].tensors)
+    assert full == [True, False, True, False, True]
 
 
 def test_state_does_not_grow_with_readers() -> None:
@@ -382,21 +403,108 @@ def test_a_client_mixes_its_own_tensor_as_it_is(kind: str) -> None:
         assert torch.allclose(client.model.prototypes.double(), mean, atol=1e-6)
 
 
+# Methods that do not read every letter of a peer
+
+
+Letters = list[tuple[int, int, int]]
+"""By round: how many letters were sent, how many of them their readers could use, and how many bytes they had."""
+
+
+def letters_of(name: str, kind: str, rounds: int, **over: Any) -> tuple[Letters, list[Tensor]]:
+    """The letters of a run, and in each round whose letters clients mix with their own (M, M)."""
+    network = {"compress": kind, **over.pop("network", {})}
+    made = small(name, rounds=rounds, model={"backbones": ["mlp"]}, evaluate={"every": 100}, network=network, **over)
+    part, letters, supports = build_part(made), [], []
+    absorb_all, read = part.method.absorb_all, [0]
+
+    def counting(round: int, pairs: Iterable[tuple[Client, Inbox]]) -> None:
+        pairs = list(pairs)
+        read[0] = sum(len(inbox) for _, inbox in pairs)
+        absorb_all(round, pairs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part.method, "absorb_all", counting)
+        for round in range(rounds):
+            line, _ = play_round(part, round)
+            letters.append((line.messages, read[0], line.bytes))
+            supports.append(torch.stack([row_of(client, made.clients) for client in part.clients]) > 0)
+    return letters, supports
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_couriers_read_every_top_k_letter_that_they_ask_for(every: int) -> None:
+    """Some peers are asked again only after 1, 2, 4, 8, … letters, and there may be silent rounds in between."""
+    plain, graphs = letters_of("courier", "none", 12, method={"every": every})
+    top_k, supports = letters_of("courier", "top-k", 12, method={"every": every})
+    assert [read for _, read, _ in top_k] == [read for _, read, _ in plain] == [sent for sent, _, _ in top_k]
+    assert [t for t, (_, read, _) in enumerate(top_k) if read] == list(range(every - 1, 12, every))
+    assert torch.equal(torch.stack(supports), torch.stack(graphs))
+    assert 4 < int(supports[-1].sum()) < 16  # the graph is learned: neither nobody's letters nor everybody's
+    full = {number * every - 1 for number in (1, 2, 4, 8)}
+    for t, ((_, read, bytes_), (_, _, uncompressed)) in enumerate(zip(top_k, plain, strict=True)):
+        assert bytes_ == uncompressed if t in full or not read else bytes_ < 0.12 * uncompressed
+
+
+def test_couriers_write_nothing_in_silent_rounds() -> None:
+    over: dict[str, Any] = {"rounds": 5, "method": {"every": 2}}
+    part = build_part(small("courier", **over))
+    look_around(part.method, part.clients, None, part.topology, 0)
+    client = part.clients[0]
+    letters = [part.method.letter(client, t) for t in range(5)]
+    assert [one is None for one in letters] == [True, False, True, False, True]
+    assert letters[1] is not None
+    for t in range(2):
+        expected = part.method.schema(client, t)
+        assert all(spec.by_architecture for spec in expected.values())
+        assert {name: spec._replace(by_architecture=False) for name, spec in expected.items()} == specs(
+            letters[1].tensors
+        )
+    build_part(small("courier", network={"letter_limit": nbytes(letters[1])}, **over))
+    with pytest.raises(MaplError, match="letter_limit"):  # although the last round is silent
+        build_part(small("courier", network={"letter_limit": nbytes(letters[1]) - 1}, **over))
+
+
+def test_proxyfl_hears_another_peer_every_round_so_its_letters_are_full() -> None:
+    (plain, _), (full, _) = (letters_of("proxyfl", kind, 4) for kind in ("none", "top-k"))
+    assert full == plain
+    assert [(sent, read) for sent, read, _ in full] == [(4, 4)] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "every", "rounds", "full"),
+    [("dfedavgm", 3, 7, {0, 3, 6}), ("mapl+", 3, 7, {0, 1, 3, 6}), ("courier", 2, 6, {1, 3, 5})],
+    ids=["everyone is asked", "letters change after warm-up", "redrawn in silent rounds"],
+)
+def test_letters_are_full_after_the_topology_was_redrawn(name: str, every: int, rounds: int, full: set[int]) -> None:
+    topology = {"name": "regular", "degree": 2, "every": every}
+    over = {"method": {"every": 2}} if name == "courier" else {}
+    letters, _ = letters_of(name, "top-k", rounds, clients=6, network={"topology": topology}, **over)
+    assert [read for _, read, _ in letters] == [sent for sent, _, _ in letters]
+    sizes = [bytes_ / sent if sent else 0 for sent, _, bytes_ in letters]
+    assert {t for t, size in enumerate(sizes) if size > 0.5 * max(sizes)} == full
+
+
+def test_a_topology_that_is_redrawn_the_same_changes_nothing() -> None:
+    runs = [letters_of("dfedavgm", "top-k", 3, network={"topology": {"name": "ring", "every": n}}) for n in (0, 1)]
+    assert runs[0][0] == runs[1][0]
+
+
 # Checkpoints
 
 
-@pytest.mark.parametrize("name", ["mapl+", "pfedsim"])
-def test_a_run_with_top_k_that_was_interrupted_ends_with_the_same_bytes(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "rounds"), [("mapl+", 5), ("pfedsim", 5), ("courier", 7)])
+def test_a_run_with_top_k_that_was_interrupted_ends_with_the_same_bytes(name: str, rounds: int, tmp_path: Path) -> None:
+    """Couriers send full letters 1, 2 and 4; then 5 and 6 are increments, and 7 is full again."""
     made = small(
         name,
-        rounds=5,
+        rounds=rounds,
         evaluate={"every": 10},
         checkpoint={"keep": 3},
         network={"compress": {"kind": "top-k", "keep": 0.1, "refresh": 3}},
-        **({"model": {"backbones": ["mlp"]}} if name == "pfedsim" else {}),
+        **({"model": {"backbones": ["mlp"]}} if name != "mapl+" else {}),
     )
     mapl.run(made, tmp_path / "whole")
-    mapl.run(made, tmp_path / "stopped", stop=stop_after(3))
+    mapl.run(made, tmp_path / "stopped", stop=stop_after(rounds - 2))
     mapl.resume(tmp_path / "stopped")
     assert written(tmp_path / "stopped") == written(tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")  # while the last checkpoints were not on disk yet

@@ -131,8 +131,16 @@ class Method(ABC, Generic[S]):
         """What the client shares with anyone who asks. None, the default, shares nothing.
 
         It must not change anything. Called once per round for a client with neighbours, whether or not anyone asks.
+        If nobody asks in a round, return None: a letter that nobody reads is one that later letters cannot build on.
         """
         return None
+
+    def reads_anew(self, round: int) -> bool:
+        """Whether clients may ask this round for letters of peers whose previous letter they did not read.
+
+        Letters that would build on earlier ones (`network.compress = "top-k"`) are then sent in full.
+        """
+        return False
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
         """The structure of the letters that this node reads: each tensor's shape and dtype, by name.

@@ -22,7 +22,7 @@ from mapl.methods._contrast import ContrastSettings, contrast
 from mapl.methods._courier import COURIER, CourierNetworkSettings, WithCourier, courier_of, head_of, load_courier
 from mapl.methods._mixing import load_flat
 from mapl.model import architecture
-from mapl.network import Inbox, Letter, Spec
+from mapl.network import Inbox, Letter, Spec, specs
 
 __all__ = ["Courier"]
 
@@ -132,20 +132,32 @@ class Courier(WithCourier[CourierSettings]):
 
     def wants(self, client: Client, round: int) -> Tensor:
         """Kin and strangers; after 1, 2, 4, 8, … letters everybody, because more is known of them then."""
-        number, silent = divmod(round + 1, self.settings.every)
-        if silent:
+        if not self.writes(round):
             return client.neighbours[:0]
         others = client.peers.ids[client.peers.weights == 0]
-        if number & (number - 1) == 0 or not len(others):
+        if self.reads_anew(round) or not len(others):
             return client.neighbours
         return client.neighbours[torch.from_numpy(~np.isin(client.neighbours.numpy(), others))]
 
-    def letter(self, client: Client, round: int) -> Letter:
+    def writes(self, round: int) -> bool:
+        """Whether letters are written this round."""
+        return (round + 1) % self.settings.every == 0
+
+    def reads_anew(self, round: int) -> bool:
+        """Whether everybody is asked: the letter's number is a power of 2."""
+        number = (round + 1) // self.settings.every
+        return self.writes(round) and number & (number - 1) == 0
+
+    def letter(self, client: Client, round: int) -> Letter | None:
+        if not self.writes(round):
+            return None
         tensors = {COURIER: courier_of(client), DRIFT: self.drift(client)}
         return client.letter(round, tensors, self.architecture(client))
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
-        return {name: spec._replace(by_architecture=True) for name, spec in super().schema(node, round).items()}
+        assert isinstance(node, Client)  # there is no server
+        tensors = {COURIER: courier_of(node), DRIFT: node.state[DRIFT]}
+        return {name: spec._replace(by_architecture=True) for name, spec in specs(tensors).items()}
 
     def architecture(self, client: Client) -> str:
         return architecture(client.model.own[COURIER])

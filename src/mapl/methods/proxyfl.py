@@ -49,7 +49,7 @@ class ProxyFL(DeepMutual[ProxyFLSettings]):
     letter may be read by nobody or by several clients. Then mass is not kept, but a new proxy is still a mean.
 
     Letter: the proxy's parameters and normalisation statistics as one vector `courier`, and the `mass` that goes with
-    it (1,).
+    it (1,). A client hears another peer every round, so letters are always full with `network.compress = "top-k"`.
 
     Differs from its paper: no differential privacy. Differs from the authors' program, which has no masses: there a
     client sends its whole proxy and goes on with the one that it gets (`keep = 0`).
@@ -72,6 +72,10 @@ class ProxyFL(DeepMutual[ProxyFLSettings]):
         hops = len(peers).bit_length()  # ⌈log₂ n⌉ for a circle of n = len(peers) + 1
         source = (me - 2 ** (round % hops)) % len(circle)
         return circle[source : source + 1]
+
+    def reads_anew(self, round: int) -> bool:
+        """Every round, because the peer is another one."""
+        return True
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {COURIER: courier_of(client), MASS: (1 - self.settings.keep) * client.state[MASS]})

@@ -21,7 +21,7 @@ class CompressSettings(BaseModel):
         "64 numbers; or only those that changed most ('top-k').",
     )
     keep: float = Field(0.05, gt=0, le=1, description="Share of a tensor's numbers that a letter carries with 'top-k'.")
-    refresh: int = Field(10, ge=1, description="Rounds between full letters with 'top-k'.")
+    refresh: int = Field(10, ge=1, description="With 'top-k', at least one in this many letters is full.")
 
 
 def find_compressor(settings: CompressSettings, personal: bool = False) -> Compressor | None:

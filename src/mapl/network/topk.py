@@ -42,8 +42,8 @@ class Replica:
     """What the readers of a stream believe who have read its letter of `round`."""
 
     round: int
-    full: int
-    """The round of its last full letter."""
+    increments: int
+    """How many letters it got since the last full one."""
     tensors: dict[str, Tensor]
 
 
@@ -79,8 +79,9 @@ class TopK(Compressor):
     tensor and replica, and is sent later: that is the error feedback. A letter carries the tensor's own numbers, which
     replace those of the replica. Sums of differences would be the same up to rounding, and rounding would add up.
 
-    Every `refresh` rounds a letter is full. So are a sender's first letter, one that would be no smaller otherwise, and
-    the openings and answers of a method with a server, which are written once.
+    One in `refresh` letters is full. So are a sender's first letter, one that would be no smaller otherwise, and the
+    openings and answers of a method with a server, which are written once. A letter is full, too, if readers may be new
+    since the last one (`Mail.anew`): the topology was redrawn, or the method asks other peers than before.
 
     Any other letter names the letter that it builds on. A reader that did not read that one, in its own round, leaves
     out this one and all that follow, until the next full one. A full letter that comes late is read, but nothing builds
@@ -111,9 +112,9 @@ class TopK(Compressor):
         increments = []
         for number, (stream, letter) in enumerate(zip(streams, letters, strict=True)):
             if names := float_names(letter):
-                if self._is_full(stream, letter):
+                if self._is_full(stream, letter, mail.anew):
                     copies = {name: letter.tensors[name].detach().clone() for name in names}
-                    self.replicas[stream] = Replica(mail.round, mail.round, copies)
+                    self.replicas[stream] = Replica(mail.round, 0, copies)
                 else:
                     increments.append(number)
         self._shorten(letters, streams, increments, mail.round)
@@ -128,9 +129,11 @@ class TopK(Compressor):
         float_names(letter)  # raises for names that cannot be compressed
         return letter
 
-    def _is_full(self, stream: Stream, letter: Letter) -> bool:
+    def _is_full(self, stream: Stream, letter: Letter, anew: int) -> bool:
         replica = self.replicas.get(stream)
-        if replica is None or not replica.round < letter.round < replica.full + self.refresh:
+        if replica is None or not anew <= replica.round < letter.round:
+            return True
+        if replica.increments + 1 >= self.refresh:
             return True
         shapes = {name: letter.tensors[name].shape for name in float_names(letter)}
         if shapes != {name: tensor.shape for name, tensor in replica.tensors.items()}:
@@ -168,6 +171,7 @@ class TopK(Compressor):
             base = {BUILDS_ON: torch.tensor([replica.round])}
             letters[number] = replace(letter, tensors={**same, **tensors_sent, **base})
             replica.round = round
+            replica.increments += 1
 
     # Reading
 
@@ -217,7 +221,7 @@ class TopK(Compressor):
         if base == FULL:
             if letter.round == round and (replica is None or replica.round != round):
                 copies = {name: letter.tensors[name].clone() for name in float_names(letter)}
-                self.replicas[stream] = Replica(round, round, copies)
+                self.replicas[stream] = Replica(round, 0, copies)
             return True
         if letter.round != round or replica is None or replica.round not in (base, round):
             return False
@@ -226,6 +230,7 @@ class TopK(Compressor):
         if not _apply(letter, replica):
             return False
         replica.round = round
+        replica.increments += 1
         return True
 
     def _restored(self, stream: Stream, letter: Letter, base: int, usable: bool) -> Letter:
@@ -255,7 +260,7 @@ class TopK(Compressor):
         tensors: dict[str, Tensor] = {}
         for (leg, sender, to), replica in self.replicas.items():
             place = f"{leg}.{sender}.{to}"
-            tensors[f"rounds.{place}"] = torch.tensor([replica.round, replica.full])
+            tensors[f"rounds.{place}"] = torch.tensor([replica.round, replica.increments])
             tensors |= {f"replica.{place}.{name}": tensor for name, tensor in replica.tensors.items()}
         for leg, held in self.held.items():
             tensors |= {f"held.{leg}.pairs": torch.from_numpy(held.pairs)}
@@ -273,7 +278,7 @@ class TopK(Compressor):
             sender, to, *name = rest.split(".", 2)
             replica = self.replicas.setdefault((leg, int(sender), int(to)), Replica(0, 0, {}))
             if kind == "rounds":
-                replica.round, replica.full = value.tolist()
+                replica.round, replica.increments = value.tolist()
             else:
                 replica.tensors[name[0]] = value
 

@@ -98,6 +98,11 @@ class Topology:
             self._drawn = epoch, self._draw(epoch)
         return self._drawn[1]
 
+    def drawn_in(self, round: int) -> int:
+        """Since which round the topology has been what it is in this one."""
+        every = self.settings.every
+        return 0 if not every or self.settings.name in FIXED else round // every * every
+
     def _draw(self, epoch: int) -> Reach:
         settings = self.settings
         seed = key(self.seed, NOBODY, epoch, "topology")
@@ -186,6 +191,9 @@ TOPOLOGIES: dict[str, Callable[[int, TopologySettings, int], Reach]] = {
     "file": file,
 }
 """The known topologies by name; each is (clients, settings, seed) → who reaches whom."""
+
+FIXED = ("full", "none", "ring", "file")
+"""Those that stay the same when they are redrawn."""
 
 
 def _degree(clients: int, settings: TopologySettings) -> int:

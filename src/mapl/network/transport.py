@@ -34,6 +34,9 @@ class Mail:
     """What a reader's letters must look like. Letters from outside this process are checked against it."""
     personal: Mapping[int, Letter] = field(default_factory=dict)
     """Letters written here for one reader, by that reader. They take precedence over the sender's common letter."""
+    anew: int = 0
+    """The last round in which readers could ask for letters of senders whose previous letter they did not read. No
+    letter builds on one from before that round."""
 
 
 class Transport(Protocol):

@@ -51,6 +51,8 @@ class Exchange:
     limit: int | None = None
     """The largest letter in bytes, as it travels."""
     compressor: Compressor | None = None
+    drawn_in: int = 0
+    """Since which round the topology has been what it is in this one."""
 
     def run(self) -> list[tuple[Client, Inbox]]:
         """Every client with its inbox. Letters that did not arrive are missing from it."""
@@ -124,7 +126,7 @@ class Exchange:
         def expects(reader: int) -> Schema:
             return self._schema(nodes[reader], leg)
 
-        mail = Mail(self.round, leg, _written(letters), requests, expects, _written(personal or {}))
+        mail = Mail(self.round, leg, _written(letters), requests, expects, _written(personal or {}), self._anew())
         if self.compressor is not None:
             mail = self.compressor.outgoing(mail)
         for letter in [*mail.letters.values(), *mail.personal.values()] if self.limit is not None else ():
@@ -132,6 +134,12 @@ class Exchange:
         inboxes = self.transport.exchange(mail)
         self.ledger.record(inboxes.values())
         return inboxes if self.compressor is None else self.compressor.incoming(mail, inboxes)
+
+    def _anew(self) -> int:
+        """The last round in which nodes could read letters of senders whose previous letter they did not read."""
+        if self.method.reads_anew(self.round):
+            return self.round
+        return 0 if isinstance(self.method, Centralised) else self.drawn_in  # a server always reaches everyone
 
     def _schema(self, node: Client | Server, leg: Leg) -> Schema:
         method, opening = self.method, leg in ("opening", "answers")

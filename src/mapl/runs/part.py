@@ -27,6 +27,7 @@ from mapl.network import (
     Compressor,
     EncodedPost,
     Ledger,
+    Letter,
     MemoryPost,
     Topology,
     Transport,
@@ -331,7 +332,7 @@ def _check_letters(part: Part) -> None:
         return
     look_around(part.method, part.clients, part.server, part.topology, 0)
     for client in part.clients:
-        letter = part.method.letter(client, part.recipe.rounds - 1) if len(client.neighbours) else None
+        letter = _last_letter(part, client) if len(client.neighbours) else None
         if letter is None:
             continue
         if compressor is not None:
@@ -342,6 +343,12 @@ def _check_letters(part: Part) -> None:
                 )
             letter = compressor.largest(letter)
         check_size(letter, network.letter_limit)
+
+
+def _last_letter(part: Part, client: Client) -> Letter | None:
+    """A letter like the client's last one. Some methods' last letters are their largest. None if it never writes."""
+    letters = (part.method.letter(client, round) for round in reversed(range(part.recipe.rounds)))
+    return next((letter for letter in letters if letter is not None), None)
 
 
 @contextmanager

@@ -48,8 +48,17 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
 
 def exchange(part: Part, t: int) -> None:
     """The letters of a round: written, carried, read and absorbed."""
-    limit = part.recipe.network.letter_limit
-    letters = Exchange(part.method, part.clients, part.server, part.transport, part.ledger, t, limit, part.compressor)
+    letters = Exchange(
+        part.method,
+        part.clients,
+        part.server,
+        part.transport,
+        part.ledger,
+        round=t,
+        limit=part.recipe.network.letter_limit,
+        compressor=part.compressor,
+        drawn_in=part.topology.drawn_in(t),
+    )
     part.method.absorb_all(t, letters.run())
 
 
