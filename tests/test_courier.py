@@ -126,7 +126,7 @@ def test_kin_have_equal_weights_and_others_none(members: list[list[float]]) -> N
     sizes = torch.tensor([1 + len(circle) for circle in members])
     weights = torch.split(circle_weights(cosines, sizes), sizes.tolist())
     for row, circle in zip(weights, members, strict=True):
-        kin = [x > 0.5 for x in [1.0, *circle]]
+        kin = [x > 0 for x in [1.0, *circle]]
         np.testing.assert_allclose(row.numpy(), np.array(kin) / sum(kin))
 
 

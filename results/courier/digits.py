@@ -67,7 +67,7 @@ def table(runs: dict[str, list[Record]], seeds: int) -> Iterator[str]:
         f"{seeds} seeds, {first.recipe.rounds} rounds, {len(first.clients)} clients, four backbones, tested after "
         "mixing. ± is the 95 % interval over seeds. Inside: the share of the weight given to others that stays inside "
         "the true clusters. Worst client: the gain over its control of the client that gains least in a run, mean over "
-        "seeds. Clients that lost: of all clients of all seeds, those that are worse than their control by more than one test "
+        "seeds. Clients that lost: of all clients of all seeds, those worse than their control by more than one test "
         "image."
     )
     yield ""
