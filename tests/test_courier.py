@@ -181,6 +181,8 @@ def test_kin_whose_letter_is_lost_stay_kin() -> None:
     part = trained_apart()
     part.method.absorb_all(0, inboxes_of(part, 0))
     client = part.clients[0]
+    for each in part.clients:
+        part.method.start_epoch(each, 1, 0)
     look_around(part.method, part.clients, None, part.topology, 1)
     letters = {3: part.method.letter(part.clients[3], 1)}
     part.method.absorb(client, 1, deliver(letters, {0: torch.tensor([3])}, 1)[0])  # type: ignore[arg-type]
