@@ -163,12 +163,25 @@ def other(image, embedding):
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 5), nn.ReLU(), nn.Linear(5, embedding))
 
 
+WITH_COURIER = ("courier", "mutual", "proxyfl", "fml")
 METHODS = [
     "local",
     "mapl",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("mapl+", "fedavg", "fedsim", "fedproto", "fedclassavg", "pfedsim", "dfedavgm", "courier")
+        for name in (
+            "mapl+",
+            "fedavg",
+            "fedsim",
+            "fedproto",
+            "fedclassavg",
+            "pfedsim",
+            "dfedavgm",
+            "courier",
+            "mutual",
+            "proxyfl",
+            "fml",
+        )
     ),
 ]
 
@@ -178,7 +191,7 @@ METHODS = [
 def test_every_method_learns_the_same_in_groups(method):
     """FLT trains as FedAvg does; what else it does is no engine's business."""
     warmup = {"warmup": 1} if method in ("mapl", "mapl+", "pfedsim") else {}
-    warmup = {"courier": "test_cuda:flat", "features": 6} if method == "courier" else warmup
+    warmup = {"courier": "test_cuda:flat", "features": 6} if method in WITH_COURIER else warmup
     alike = method in ("fedavg", "pfedsim", "dfedavgm")
     one_batch = {"shots": 1, "test_shots": 1}  # several take long, and are looked at below
     made = recipe(method={"name": method, **warmup}, clients=2 if alike else 4, rounds=2, partition=one_batch)
@@ -602,7 +615,7 @@ def distance(one: Part, two: Part) -> float:
 
 
 PAPERS = ["resnet18", "shufflenet", "googlenet", "alexnet"]
-MIXED = [(name, PAPERS) for name in ("local", "mapl", "mapl+", "fedsim", "fedproto", "fedclassavg", "courier")]
+MIXED = [(name, PAPERS) for name in ("local", "mapl", "mapl+", "fedsim", "fedproto", "fedclassavg", *WITH_COURIER)]
 ALIKE = [(name, [backbone]) for name in ("fedavg", "dfedavgm", "pfedsim", "flt") for backbone in PAPERS]
 
 

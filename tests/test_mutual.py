@@ -227,7 +227,7 @@ def test_lost_letters_stop_nobody(count: int, keep: float, lost: list[bool], top
                 assert np.array_equal(after[client.id], before[client.id])
                 assert row_of(client, count)[client.id] == 1
         if topology == "full":
-            assert masses.sum() <= mass * (1 + 1e-12)
+            assert masses.sum() <= mass * (1 + 1e-12) + 1e-290  # a mass never falls below the least positive one
 
 
 def test_a_client_that_never_gets_a_letter_still_has_mass_after_many_rounds() -> None:

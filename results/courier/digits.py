@@ -66,8 +66,8 @@ def table(runs: dict[str, list[Record]], seeds: int) -> Iterator[str]:
     yield (
         f"{seeds} seeds, {first.recipe.rounds} rounds, {len(first.clients)} clients, four backbones, tested after "
         "mixing. ± is the 95 % interval over seeds. Inside: the share of the weight given to others that stays inside "
-        "the true clusters. Worst client: the gain over its control of the client that gains least, mean over seeds. "
-        "Clients that lost: of all clients of all seeds, those that are worse than their control by more than one test "
+        "the true clusters. Worst client: the gain over its control of the client that gains least in a run, mean over "
+        "seeds. Clients that lost: of all clients of all seeds, those worse than their control by more than one test "
         "image."
     )
     yield ""
@@ -89,7 +89,7 @@ def table(runs: dict[str, list[Record]], seeds: int) -> Iterator[str]:
             difference(courier, alone),
             difference(courier, mutual),
             inside,
-            f"{100 * each.mean(axis=0).min():+.1f}",
+            f"{100 * each.min(axis=1).mean():+.1f}",
             f"{int((each < -1.01 * one_image).sum())} of {each.size}",
             f"{np.mean([r.messages for r in courier]):,.0f} ({full:,})",
         )

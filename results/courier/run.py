@@ -5,8 +5,8 @@
     python results/courier/run.py --page                          # writes the tables from the store
 
 Every finished run is one line of the store, so a run is never repeated, and stores of several machines can be
-concatenated. `--arms` takes some of the arms below; `--set` overrides any setting of the recipe for a trial, which goes
-into the store under its own arm name (`courier method.distil=0.5`).
+concatenated. `--arms` takes some of the arms below; `--set` overrides any setting for a trial, which is compared with
+controls of the same settings alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 
 import mapl
 from mapl.analysis.compare import Estimate
+from mapl.data.partition import cluster_classes
 from mapl.paper.machine import device_name, versions
 from mapl.recipe import Recipe, Tree, assignment, compose, read
 from mapl.runs.history import Record
@@ -47,7 +48,7 @@ ARMS: dict[str, Tree] = {
     "proxyfl": {"method": "proxyfl"},
     "proxyfl alone": {"method": "proxyfl", **ALONE},
     "fml": {"method": "fml"},
-    "courier, pooled data, equal steps": {"method": "courier", "train": {"steps": 23}, **POOLED},
+    "courier, pooled data, equal steps": {"method": "courier", **POOLED},  # and the steps of a client alone
     "courier, pooled data": {"method": "courier", **POOLED},
     "courier, bfloat16": {"method": "courier", "network": {"compress": {"kind": "bfloat16"}}},
     "courier, int8": {"method": "courier", "network": {"compress": {"kind": "int8"}}},
@@ -101,35 +102,43 @@ def run_missing(options: argparse.Namespace) -> None:
             for arm in options.arms:
                 recipe = recipe_of(arm, seed, options)
                 rows = stored(options.store)
-                name = " ".join([arm, *options.settings])
-                if any(row["arm"] == name and row["fingerprint"] == fingerprint(recipe) for row in rows):
+                if any(row["arm"] == arm and row["fingerprint"] == fingerprint(recipe) for row in rows):
                     continue
                 if time.monotonic() + expected_seconds(rows, arm, recipe) > end:
-                    print(f"{name}, seed {seed}: no time left", flush=True)
+                    print(f"{arm}, seed {seed}: no time left", flush=True)
                     continue
-                row = summary(name, finished(recipe, options.out / fingerprint(recipe)))
+                record = finished(recipe, options.out / fingerprint(recipe))
+                row = {"arm": arm, "settings": sorted(options.settings), **summary(record)}
                 options.store.parent.mkdir(parents=True, exist_ok=True)
                 with options.store.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-                print(f"{name}, seed {seed}: {100 * row['answers']:.1f} % in {row['seconds']:.0f} s", flush=True)
+                print(f"{arm}, seed {seed}: {100 * row['answers']:.1f} % in {row['seconds']:.0f} s", flush=True)
 
 
 def recipe_of(arm: str, seed: int, options: argparse.Namespace) -> Recipe:
-    tree = read(RECIPE)
-    over: Tree = {"seed": seed, "rounds": options.rounds, "partition": {"scenario": options.scenario}}
-    own = {
-        key: {"name": value} if key == "method" and isinstance(value, str) else value
-        for key, value in ARMS[arm].items()
-    }
-    data = {"data": {"name": options.data, **({"folder": options.data_dir} if options.data_dir else {})}}
-    layers = [
-        tree,
-        data,
-        over,
+    method = ARMS[arm]["method"]
+    own = {**ARMS[arm], "method": {"name": method} if isinstance(method, str) else method}
+    layers: list[Tree] = [
+        read(RECIPE),
+        {"data": {"name": options.data, **({"folder": options.data_dir} if options.data_dir else {})}},
+        {"seed": seed, "rounds": options.rounds, "partition": {"scenario": options.scenario}},
         {"checkpoint": {"every": 10**6, "keep": 1}},
+        own,
         *(assignment(text) for text in options.settings),
     ]
-    return compose(*(("recipe", layer) for layer in layers), ("arm", own))[0]
+    recipe = compose(*(("recipe", layer) for layer in layers))[0]
+    if arm.endswith("equal steps"):
+        steps = {"train": {"steps": steps_alone(recipe)}}
+        recipe = compose(*(("recipe", layer) for layer in [*layers, steps]))[0]
+    return recipe
+
+
+def steps_alone(recipe: Recipe) -> int:
+    """Steps per epoch of a client with its own images, where all clients have as many."""
+    use = recipe.partition
+    if use.scheme != "scenario" or use.scenario not in (1, 2):
+        raise SystemExit("equal steps: only where all clients have as many images (scenarios 1 and 2)")
+    return len(cluster_classes(use, 10)[0]) * use.shots // recipe.train.batch
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -149,12 +158,11 @@ def expected_seconds(rows: Sequence[Row], arm: str, recipe: Recipe) -> float:
     return recipe.rounds * (max(times) if times else 0.5)
 
 
-def summary(arm: str, record: Record) -> Row:
+def summary(record: Record) -> Row:
     """What the tables need of one run."""
     recipe, last = record.recipe, record.tested[-1]
     images = "all_images" if recipe.evaluate.all_images else "accuracy"
     return {
-        "arm": arm,
         "fingerprint": fingerprint(recipe),
         "data": recipe.data.name,
         "scenario": recipe.partition.scenario,
@@ -193,11 +201,12 @@ def stored(store: Path) -> list[Row]:
 
 
 def page(rows: Sequence[Row]) -> Iterator[str]:
-    settings = sorted({(row["data"], row["scenario"], row["rounds"]) for row in rows})
-    for data, scenario, rounds in settings:
-        some = [row for row in rows if (row["data"], row["scenario"], row["rounds"]) == (data, scenario, rounds)]
+    """A table per setting. Arms are compared only with arms of the same data, rounds and settings."""
+    for data, scenario, rounds, *settings in sorted({setting(row) for row in rows}):
+        some = [row for row in rows if setting(row) == (data, scenario, rounds, *settings)]
         device = ", ".join(sorted({row["device"] for row in some}))
-        yield from (f"### {data}, scenario {scenario}, {rounds} rounds", "", f"On {device}.", "")
+        title = ", ".join([data, f"scenario {scenario}", f"{rounds} rounds", *settings])
+        yield from (f"### {title}", "", f"On {device}.", "")
         yield (
             "| arm | seeds | answers, % | gain, points | way to pooled | own network, % | its gain "
             "| over mutual at home | clusters exact from round | messages | MB | s |"
@@ -208,28 +217,42 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
 
 
-def cells(arm: str, rows: Sequence[Row]) -> Iterator[str]:
+def setting(row: Row) -> tuple[Any, ...]:
+    return (row["data"], row["scenario"], row["rounds"], *row["settings"])
+
+
+def by_seed(rows: Sequence[Row], arm: str) -> dict[int, Row]:
+    """The runs of an arm. Two different runs of one arm and seed would be one too many."""
     runs = {row["seed"]: row for row in rows if row["arm"] == arm}
+    for row in rows:
+        if row["arm"] == arm and row["fingerprint"] != runs[row["seed"]]["fingerprint"]:
+            raise SystemExit(f"the store has two different runs of arm {arm!r}, seed {row['seed']}: remove one")
+    return runs
 
-    def others(name: str) -> dict[int, Row]:
-        return {row["seed"]: row for row in rows if row["arm"] == name}
 
-    base = arm.partition(",")[0].partition(" ")[0]
-    control = {} if arm in CONTROLS.values() or "pooled" in arm else others(CONTROLS.get(base, ""))
+def cells(arm: str, rows: Sequence[Row]) -> Iterator[str]:
+    runs = by_seed(rows, arm)
+    base = arm.partition(",")[0]
+    control = by_seed(rows, CONTROLS[base]) if base in CONTROLS and "pooled" not in arm else {}
     yield from (arm, str(len(runs)), text(runs, "answers"), difference(runs, control, "answers"))
-    ceiling = others(CEILING)
-    shared = sorted(runs.keys() & control.keys() & ceiling.keys())
-    way = [
-        (runs[s]["answers"] - control[s]["answers"]) / (ceiling[s]["answers"] - control[s]["answers"]) for s in shared
-    ]
-    yield Estimate.of(way).text() + " %" if way else ""
+    yield way_to_pooled(runs, control, by_seed(rows, CEILING)) if base == "courier" else ""
     yield from (text(runs, "own"), difference(runs, control, "own"))
-    yield difference(runs, others("mutual at home"), "answers") if control else ""
+    yield difference(runs, by_seed(rows, "mutual at home"), "answers") if control else ""
     rounds = [row["exact_from"] for row in runs.values()]
     yield ", ".join("never" if r is None else str(r) for r in rounds) if any(r is not None for r in rounds) else ""
     yield f"{fmean(row['messages'] for row in runs.values()):,.0f}"
     yield f"{fmean(row['bytes'] for row in runs.values()) / 1e6:,.0f}"
     yield f"{fmean(row['seconds'] for row in runs.values()):.0f}"
+
+
+def way_to_pooled(runs: dict[int, Row], control: dict[int, Row], ceiling: dict[int, Row]) -> str:
+    """The gain as a share of what the same networks gain from all data of their cluster."""
+    shared = sorted(runs.keys() & control.keys() & ceiling.keys())
+    room = [ceiling[s]["answers"] - control[s]["answers"] for s in shared]
+    if not shared or min(room) <= 0:
+        return ""
+    way = [(runs[s]["answers"] - control[s]["answers"]) / r for s, r in zip(shared, room, strict=True)]
+    return Estimate.of(way).text() + " %"
 
 
 def value(row: Row, what: str) -> float | None:

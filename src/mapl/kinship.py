@@ -11,9 +11,12 @@ from torch import Tensor
 
 from mapl.losses import norm_or_one
 
-KIN = 0.5
-"""The cosine above which clients are kin: then j's update is nearer to mine than no update at all,
-‖u_j − u_i‖ < ‖u_i‖ for unit vectors u."""
+KIN = 0.0
+"""The cosine above which clients are kin: their updates agree more than they disagree.
+
+What changes no answer is taken out of an update (`drifted`), so clients without a class in common disagree: one raises
+the scores of its classes, and lowers those of the other's. Clients that share some of their classes are in between.
+"""
 
 
 DECAY = 0.98

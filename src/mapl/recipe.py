@@ -36,6 +36,9 @@ Provenance = dict[str, str]
 UNSET = "none"
 """How a recipe file says that a setting has no value, because TOML has no null."""
 
+LATER = {"train": ("steps", "warmup_rounds", "cosine_rounds"), "partition": ("pooled", "sizes")}
+"""Settings that were added later. A run with their defaults is the run that it was before."""
+
 GIVEN_IN_PYTHON = "python"
 """The name of a data set that was given as an object."""
 
@@ -159,7 +162,11 @@ class Recipe(Section):
         tree["data"].pop("folder")
         tree["network"].pop("transport")  # results are equal over any transport
         if self.network.compress.kind == "none":
-            tree["network"].pop("compress")  # as in runs from before there was a choice
+            tree["network"].pop("compress")
+        # As in runs from before there was a choice.
+        for section, keys in LATER.items():
+            defaults = type(getattr(self, section))().model_dump(mode="json")
+            tree[section] = {k: v for k, v in tree[section].items() if k not in keys or v != defaults[k]}
         tree["evaluate"].pop("all_images")  # it changes neither training nor the recipe's own test
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -28,6 +28,8 @@ __all__ = ["Courier"]
 
 TEACHER = "teacher"
 DRIFT = "drift"
+MIXED = "mixed"
+"""How many couriers, its own included, the client's courier is the mean of."""
 MISFITS = "misfits"
 """How many letters with another courier's shape a client got."""
 SHARE = "share"
@@ -92,7 +94,9 @@ class Courier(WithCourier[CourierSettings]):
     def prepare(self, client: Client) -> None:
         head = head_of(client.model.own[COURIER])
         client.state[DRIFT] = torch.zeros_like(head)
-        client.state[MISFITS] = head.new_zeros(1, dtype=torch.int64)
+        # On the CPU, where they are read.
+        client.state[MISFITS] = torch.zeros(1, dtype=torch.int64)
+        client.state[MIXED] = torch.ones(1, dtype=torch.int64)
 
     def start_epoch(self, client: Client, round: int, epoch: int) -> None:
         if epoch == 0:
@@ -127,8 +131,8 @@ class Courier(WithCourier[CourierSettings]):
         """How much the courier counts if both answer. Without held-out images, 'held-out' means 'auto'."""
         if isinstance(self.settings.share, float):
             return self.settings.share
-        kin = int((client.peers.weights > 0).sum())
-        return kin / (kin + 1)
+        mixed = int(client.state[MIXED])
+        return mixed / (mixed + 1)
 
     def wants(self, client: Client, round: int) -> Tensor:
         """Kin and strangers; after 1, 2, 4, 8, … letters everybody, because more is known of them then."""
@@ -176,6 +180,8 @@ class Courier(WithCourier[CourierSettings]):
         pairs = list(pairs)
         for client, _ in pairs:
             client.state[DRIFT].copy_(self.drift(client))
+            if self.writes(round):
+                client.state[MIXED].fill_(1)
         for group in groups((client, self.fitting(client, inbox)) for client, inbox in pairs):
             circles = Circles(group)
             with part("graph"):
@@ -184,6 +190,7 @@ class Courier(WithCourier[CourierSettings]):
             self.mix(circles, weights)
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
+                client.state[MIXED].fill_(int((weights[start:end] > 0).sum()))
 
     def fitting(self, client: Client, inbox: Inbox) -> Inbox:
         """The letters whose couriers have the shape of the client's own. Others are counted, and said once."""
@@ -191,11 +198,12 @@ class Courier(WithCourier[CourierSettings]):
         fits = [theirs == mine for theirs in inbox.architectures]
         if all(fits):
             return inbox
-        client.state[MISFITS] += fits.count(False)
-        others = inbox.senders[~torch.tensor(fits)].tolist()
+        misfits = inbox.select(~torch.tensor(fits))
+        client.state[MISFITS] += len(misfits)
+        meet(client, misfits)  # with weight 0: they are not asked in every round
         warnings.warn(
-            f"client {client.id} leaves out the letters of clients {others}: their couriers differ from its "
-            "own in shape. All clients need the same method.courier and method.features",
+            f"client {client.id} leaves out the letters of clients {misfits.senders.tolist()}: their couriers "
+            "differ from its own in shape. All clients need the same method.courier and method.features",
             stacklevel=2,
         )
         return inbox.select(torch.tensor(fits))
@@ -225,12 +233,18 @@ def best_share(own: Tensor, courier: Tensor, labels: Tensor) -> Tensor:
     return losses.argmin() / 10
 
 
-def remember(client: Client, inbox: Inbox, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-    """Update whom the client has met and who is kin. Peers that it did not hear this round stay what they were."""
+def meet(client: Client, inbox: Inbox) -> None:
+    """Add senders heard for the first time to the peers, with weight 0, and note how many samples each sender has."""
     peers, senders, samples = client.peers, inbox.senders.numpy(), inbox.samples.numpy()
     strangers = ~peers.knows(senders)
     peers.meet(senders[strangers], 0.0, samples[strangers])
     peers.samples[peers.places(senders)] = samples
+
+
+def remember(client: Client, inbox: Inbox, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
+    """Update whom the client has met and who is kin. Peers that it did not hear this round stay what they were."""
+    meet(client, inbox)
+    peers = client.peers
     peers.weights[peers.places(ids)] = weights
     kin = peers.weights > 0
     peers.weights = kin / kin.sum()

@@ -199,7 +199,7 @@ def _cut_to(folder: Path, part: Part) -> None:
     def last(line: Round) -> Round:
         # The last round of a shorter run was tested only because it was the last.
         keeps_test = budget_is_spent(part) or is_tested(part.recipe, line.round)
-        return line if keeps_test else replace(line, accuracy=None, all_images=None)
+        return line if keeps_test else replace(line, accuracy=None, all_images=None, ways=None)
 
     with _writing(folder):
         write_aside(folder / RECIPE, to_toml(part.recipe).encode())

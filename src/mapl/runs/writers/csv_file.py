@@ -67,6 +67,7 @@ def _round_row(line: Round, seconds: dict[str, float]) -> Row:
         "accuracy": fmean(line.accuracy) if line.accuracy else None,
         "std": pstdev(line.accuracy) if line.accuracy else None,
         **({"all_images": fmean(line.all_images)} if line.all_images else {}),
+        **{f"accuracy_{way}": fmean(accuracy) for way, accuracy in (line.ways or {}).items()},
         "messages": line.messages,
         "bytes": line.bytes,
         "seconds": sum(seconds.values()) if seconds else None,

@@ -74,4 +74,5 @@ def scalars(line: Round, seconds: dict[str, float]) -> dict[str, float]:
         named |= {f"accuracy/client_{client}": value for client, value in enumerate(line.accuracy)}
     if line.all_images:
         named["accuracy/all_images"] = fmean(line.all_images)
+    named |= {f"accuracy/{way}": fmean(accuracy) for way, accuracy in (line.ways or {}).items()}
     return named
