@@ -78,6 +78,10 @@ class Courier(WithCourier[CourierSettings]):
     augmentation = "contrastive"
     unread_without_letters = frozenset({"every"})
 
+    def __init__(self, settings: CourierSettings):
+        super().__init__(settings)
+        self._architectures: dict[int, str] = {}
+
     def uses(self) -> tuple[str, ...]:
         return self.settings.uses()
 
@@ -164,7 +168,10 @@ class Courier(WithCourier[CourierSettings]):
         return {name: spec._replace(by_architecture=True) for name, spec in specs(tensors).items()}
 
     def architecture(self, client: Client) -> str:
-        return architecture(client.model.own[COURIER])
+        """That of the courier. It never changes, and computing it takes as long as writing the letter."""
+        if client.id not in self._architectures:
+            self._architectures[client.id] = architecture(client.model.own[COURIER])
+        return self._architectures[client.id]
 
     def drift(self, client: Client) -> Tensor:
         """The client's drift with this round's training: (K, features + 1)."""
