@@ -47,6 +47,7 @@ class WithCourier(Method[C]):
     """A method whose clients have a courier beside their own network. Either may answer, or both."""
 
     answers_with = ("backbone", COURIER)
+    """The own network, and the courier or a copy of it."""
     ways = ("own", COURIER)
 
     def modules(self, client: Client) -> dict[str, nn.Module]:
@@ -58,11 +59,16 @@ class WithCourier(Method[C]):
 
     def scores(self, client: Client, outputs: Mapping[str, Tensor]) -> Tensor:
         """Probabilities (n, K): (1 − share) · own + share · courier."""
-        own, courier = client.model.classify(outputs["backbone"]).softmax(1), outputs[COURIER].softmax(1)
-        return torch.lerp(own, courier, self.share(client))
+        own, courier = self.logits(client, outputs)
+        return torch.lerp(own.softmax(1), courier.softmax(1), self.share(client))
+
+    def logits(self, client: Client, outputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of the own network and of the courier: (n, K) each."""
+        backbone, courier = self.answers_with
+        return client.model.classify(outputs[backbone]), outputs[courier]
 
     def scores_by_way(self, client: Client, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"own": client.model.classify(outputs["backbone"]), COURIER: outputs[COURIER]}
+        return dict(zip(self.ways, self.logits(client, outputs), strict=True))
 
     def share(self, client: Client) -> float:
         """How much the courier counts in the client's answers."""

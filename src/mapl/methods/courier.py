@@ -60,10 +60,10 @@ class Courier(WithCourier[CourierSettings]):
 
     Every client trains two networks: its own, of any architecture, and the courier, which has the same architecture and
     the same first weights everywhere. The courier learns from labels. Letters carry it, and a client averages it with
-    those of its kin: clients whose training moves the courier's head as its own does (`mapl.kinship`). At the start of
-    a round the mixed courier is copied. Through the round the own network learns from labels, from MAPL's losses and,
-    by distillation, from that copy, which is frozen: it has seen its kin's data, and it has not just been trained on
-    the client's own images.
+    those of its kin: clients whose training moves the courier's head as its own does (`mapl.kinship`). The mixed
+    courier is copied. Through the next round the own network learns from labels, from MAPL's losses and, by
+    distillation, from that copy, the teacher, which is frozen: it has seen its kin's data, and it has not just been
+    trained on the client's own images. The client answers with its own network and the teacher.
 
     Letter: the courier's parameters and normalisation statistics as one vector `courier`; the direction in which
     training moves its head, `drift` (K, features + 1).
@@ -76,6 +76,7 @@ class Courier(WithCourier[CourierSettings]):
     Settings = CourierSettings
     views = 2
     augmentation = "contrastive"
+    answers_with = ("backbone", TEACHER)
     unread_without_letters = frozenset({"every"})
 
     def __init__(self, settings: CourierSettings):
@@ -102,10 +103,6 @@ class Courier(WithCourier[CourierSettings]):
         client.state[MISFITS] = torch.zeros(1, dtype=torch.int64)
         client.state[MIXED] = torch.ones(1, dtype=torch.int64)
 
-    def start_epoch(self, client: Client, round: int, epoch: int) -> None:
-        if epoch == 0:
-            load_flat(courier_of(client), client.model.own[TEACHER])
-
     def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Of the own network: MAPL's terms and λ · distillation. Of the courier: cross-entropy. On both views."""
         model, use = client.model, self.settings
@@ -122,14 +119,14 @@ class Courier(WithCourier[CourierSettings]):
         """Probabilities (n, K), with the share that `tune` found if it found one."""
         if SHARE not in outputs:
             return super().scores(client, outputs)
-        own, courier = client.model.classify(outputs["backbone"]).softmax(1), outputs[COURIER].softmax(1)
-        return torch.lerp(own, courier, outputs[SHARE].to(own.dtype))
+        own, courier = self.logits(client, outputs)
+        return torch.lerp(own.softmax(1), courier.softmax(1), outputs[SHARE].to(own.dtype))
 
     def tune(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
         """The share that is best for the held-out images."""
         if self.settings.answer != "both":
             return {}
-        return {SHARE: best_share(client.model.classify(outputs["backbone"]), outputs[COURIER], labels)}
+        return {SHARE: best_share(*self.logits(client, outputs), labels)}
 
     def share_of_both(self, client: Client) -> float:
         """How much the courier counts if both answer. Without held-out images, 'held-out' means 'auto'."""
@@ -198,6 +195,8 @@ class Courier(WithCourier[CourierSettings]):
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
                 client.state[MIXED].fill_(int((weights[start:end] > 0).sum()))
+        for client, _ in pairs:
+            load_flat(courier_of(client), client.model.own[TEACHER])
 
     def fitting(self, client: Client, inbox: Inbox) -> Inbox:
         """The letters whose couriers have the shape of the client's own. Others are counted, and said once."""

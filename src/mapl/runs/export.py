@@ -208,10 +208,7 @@ def _normalisation(part: Part) -> tuple[list[float], list[float]]:
 def _weights(client: Client, card: Card) -> tuple[bytes]:
     state = client.model.state_dict()
     # Cloned, because safetensors refuses weights that share memory.
-    # A network that the method froze is a copy for training, such as a teacher.
-    frozen = tuple(f"own.{name}." for name in client.model.frozen)
-    kept = [k for k in state if k.startswith(("backbone.", "head.", "own.")) and not k.startswith(frozen)]
-    tensors = {k: state[k].clone().contiguous() for k in kept}
+    tensors = {k: v.clone().contiguous() for k, v in state.items() if k.startswith(("backbone.", "head.", "own."))}
     metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in card.items()}
     return (safetensors.torch.save(tensors, metadata),)
 
