@@ -150,7 +150,9 @@ def trained_apart(clients: int = 4) -> Part:
 def test_couriers_of_kin_are_averaged_and_no_others() -> None:
     part = trained_apart()
     before = [flatten(client.model.own[COURIER]).double() for client in part.clients]
-    own = {k: v.clone() for k, v in parameters(part).items() if f".own.{COURIER}." not in k and f".own.{TEACHER}." not in k}
+    own = {
+        k: v.clone() for k, v in parameters(part).items() if f".own.{COURIER}." not in k and f".own.{TEACHER}." not in k
+    }
     part.method.absorb_all(0, inboxes_of(part, 0))
     for client in part.clients:
         kin = [0, 1] if client.id < 2 else [2, 3]
