@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
     "evaluate": {"moment": "mixed"},
 }
 BACKBONES = ["resnet18", "shufflenet", "googlenet", "alexnet"]
-MESSAGES = {"local": 0, "mapl": 12, "mapl+": 12, "dfedavgm": 12, "flt": 16}
+MESSAGES = {"local": 0, "mutual": 0, "proxyfl": 4, "mapl": 12, "mapl+": 12, "dfedavgm": 12, "courier": 12, "flt": 16}
 """Of one round; other methods send one message to the server and one back."""
 
 pytestmark = [
