@@ -183,6 +183,7 @@ def demo(*arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_a_quick_demo_has_a_folder_of_its_own_and_says_that_it_finds_nothing(asked, introductions):
     out = demo("--quick")
     assert {job.folder.parent for job in asked} == {Path("runs/demo-quick")}
@@ -198,6 +199,7 @@ def test_a_quick_demo_takes_as_many_seeds_as_are_asked_for(asked, introductions)
     assert {job.folder.parent for job in asked} == {Path("elsewhere")}
 
 
+@pytest.mark.slow
 def test_the_whole_demo_says_what_each_part_adds(asked, introductions):
     out = demo()
     assert {job.folder.parent for job in asked} == {Path("runs/demo")}
