@@ -44,16 +44,16 @@ def settings(options: Options) -> dict[str, tuple[Recipe, Dataset]]:
             "model": {"backbones": PAPERS},
         }
         words = "the paper's protocol, graph learning from the first round on"
-        return {words: _setting("cifar10", (3, 32, 32), tree, options)}
+        return {words: setting("cifar10", (3, 32, 32), tree, options)}
     tree = {"clients": 10, "model": {"backbones": SMALL}}
     image = (1, 8, 8) if options.quick else (1, 28, 28)
     return {
-        "small networks throughout": _setting("fashionmnist", image, merge(tree, SMALL_HEADS), options),
-        "small backbones, the paper's projector": _setting("fashionmnist", image, tree, options),
+        "small networks throughout": setting("fashionmnist", image, merge(tree, SMALL_HEADS), options),
+        "small backbones, the paper's projector": setting("fashionmnist", image, tree, options),
     }
 
 
-def _setting(name: str, image: tuple[int, int, int], tree: dict[str, Any], options: Options) -> tuple[Recipe, Dataset]:
+def setting(name: str, image: tuple[int, int, int], tree: dict[str, Any], options: Options) -> tuple[Recipe, Dataset]:
     if options.quick:
         tree = merge(tree, QUICK)
     where = {"data": {"name": name, "folder": options.data_folder}, "engine": {"device": options.device.type}}
@@ -89,11 +89,11 @@ def measure(options: Options) -> Report:
     )
 
 
-def _play(recipe: Recipe, data: Dataset, options: Options) -> tuple[_Plain, dict[str, _Ours]]:
+def _play(recipe: Recipe, data: Dataset, options: Options) -> tuple[_Plain, dict[str, Ours]]:
     """Rounds of both sides, by turns, so that what else the machine does meets both alike."""
     device = options.device
     precisions = ("bf16", "tf32") if device.type == "cuda" and not options.quick else (recipe.engine.precision,)
-    ours = {p: _Ours(_with_precision(recipe, p), data, device) for p in precisions}
+    ours = {p: Ours(_with_precision(recipe, p), data, device) for p in precisions}
     plain = _Plain(recipe, data, device, options)
     for repeat in range(1 if options.quick else options.rounds):
         if repeat and sum(plain.seconds) > options.seconds:
@@ -116,7 +116,7 @@ def _with_precision(recipe: Recipe, precision: str) -> Recipe:
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"precision": precision})})
 
 
-class _Ours:
+class Ours:
     """mapl's side."""
 
     def __init__(self, recipe: Recipe, data: Dataset, device: torch.device) -> None:

@@ -14,20 +14,24 @@ import clients
 import common
 import edges
 import exchange
+import methods
 import rounds
 import state
 import torch
 import two_cores
 
 WHAT = {
-    "round": rounds.measure, "clients": clients.measure, "exchange": exchange.measure, "state": state.measure,
-    "edges": edges.measure, "two-cores": two_cores.measure,
+    "round": rounds.measure, "methods": methods.measure, "clients": clients.measure, "exchange": exchange.measure,
+    "state": state.measure, "edges": edges.measure, "two-cores": two_cores.measure,
 }  # fmt: skip
 
 ON_A_CPU = {"two-cores"}
 """Measured on the CPU even where there is a GPU."""
 
-HELP = "A round against a plain loop; more clients; letters; memory of a network; the graph's edges; FedAvg on a CPU."
+HELP = (
+    "A round against a plain loop; a round of every method; more clients; letters; memory of a network; the graph's "
+    "edges; FedAvg on a CPU."
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,10 +43,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="Everything tiny: to see that it runs, not how fast.")
     made.add_argument("--data-folder", type=Path, help="Where published data sets lie; default: $MAPL_DATA, or data/.")
     made.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="Where tables are written.")
-    made.add_argument("--rounds", type=int, default=3, help="round, two-cores: rounds measured of each program.")
+    made.add_argument("--rounds", type=int, default=3, help="round, methods, two-cores: rounds measured of each.")
     made.add_argument("--plain-workers", type=int, help="round: loader processes of the plain loop; default: the best.")
     made.add_argument("--clients", type=_numbers, default=(), help="clients: how many, such as 20,50,100.")
-    made.add_argument("--series", type=_names, default=(), help="clients: which, such as resnet18 or mixed.")
+    made.add_argument("--series", type=_names, default=(), help="clients, methods: which, such as resnet18,mixed.")
     made.add_argument(
         "--copies", action="store_true", help="clients, on a GPU: copy one model for all: a quicker set-up."
     )

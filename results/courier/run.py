@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import mapl
 from mapl.analysis.compare import Estimate
@@ -174,6 +175,7 @@ def summary(record: Record) -> Row:
         "clients": [round(x, 4) for x in getattr(last, images)],
         "curve": [[r.round, round(fmean(getattr(r, images)), 4)] for r in record.tested],
         "exact_from": exact_from(record),
+        "edges": edges(record),
         "messages": record.messages,
         "bytes": record.bytes,
         "seconds": round(record.seconds, 1),
@@ -182,10 +184,25 @@ def summary(record: Record) -> Row:
     }
 
 
+def edges(record: Record) -> list[list[int]]:
+    """[round, how many listen to a client of their cluster, to a client of another], for some of the rounds."""
+    same = same_cluster(record)
+    return [
+        [line.round, int(((weights > 0) & same).sum()), int(((weights > 0) & ~same).sum())]
+        for line, weights in (record.graphs() if record.graph.exists else ())
+        if line.round < 20 or (line.round + 1) % 10 == 0
+    ]
+
+
+def same_cluster(record: Record) -> Tensor:
+    """(M, M) booleans."""
+    clusters = torch.tensor([client.cluster for client in record.clients])
+    return clusters[:, None] == clusters
+
+
 def exact_from(record: Record) -> int | None:
     """The round from which on every client listened to its whole cluster and to nobody else; None if never."""
-    clusters = torch.tensor([client.cluster for client in record.clients])
-    same = clusters[:, None] == clusters
+    same = same_cluster(record)
     first: int | None = None
     for line, weights in record.graphs() if record.graph.exists else ():
         exact = bool(((weights > 0) == same).all())

@@ -14,9 +14,9 @@ __all__ = ["CourierBackbone"]
 class CourierBackbone(nn.Sequential):
     """A small network whose size follows that of the images.
 
-    Images of 16 pixels or more: a stem and three residual blocks. For colour images they start at full resolution and
-    have 32, 64 and 128 channels (0.31 million parameters); grey ones are halved first, and have half as many channels
-    (0.08 million). Smaller images: three plain convolutions (0.02 million). docs/courier.md compares them with others.
+    Images of 16 pixels or more: a stem that halves them, and three residual blocks, with 32, 64 and 128 channels for
+    colour images (0.31 million parameters) and half as many for grey ones (0.08 million). Smaller images: three plain
+    convolutions (0.02 million). docs/courier.md compares them with others.
     """
 
     name = "courier"
@@ -39,8 +39,13 @@ class Stage(nn.Module):
 
 
 def _residual(image: tuple[int, int, int], embedding: int) -> list[nn.Module]:
-    width, stride = (32, 1) if image[0] > 1 else (16, 2)
-    stages = [conv_bn_relu(image[0], width, stride), Block(width), Stage(width, 2 * width), Stage(2 * width, 4 * width)]
+    width = 32 if image[0] > 1 else 16
+    stages = [
+        conv_bn_relu(image[0], width, stride=2),
+        Block(width),
+        Stage(width, 2 * width),
+        Stage(2 * width, 4 * width),
+    ]
     return [*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, embedding)]
 
 

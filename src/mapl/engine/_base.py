@@ -15,7 +15,7 @@ from torch import Tensor
 from mapl.client import Client
 from mapl.data.augment import Augmentation
 from mapl.engine.settings import EngineSettings, TrainSettings
-from mapl.errors import MaplError
+from mapl.errors import MaplError, NotFinite
 from mapl.keys import generator
 from mapl.methods._base import Method
 
@@ -147,11 +147,23 @@ def make_deterministic(settings: EngineSettings) -> None:
         torch.use_deterministic_algorithms(settings.deterministic, warn_only=settings.deterministic)
 
 
+def loss_terms(method: Method[Any], client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The terms of the method's loss for one batch, checked for their kind."""
+    terms: object = method.loss(client, images, labels)
+    if not isinstance(terms, dict) or not terms:
+        kind = f"a {type(terms).__name__}" if not isinstance(terms, dict) else "an empty dict"
+        raise MaplError(
+            f"the loss of {type(method).__name__} returned {kind}; return its terms by name: {{'name': term}}"
+        )
+    for name, term in terms.items():
+        if not isinstance(term, Tensor) or term.numel() != 1:
+            kind = f"shape {tuple(term.shape)}" if isinstance(term, Tensor) else f"type {type(term).__name__}"
+            raise MaplError(f"the term {name!r} in the loss of {type(method).__name__} has {kind}; return one number")
+    return terms
+
+
 def check_finite(client: Client, round: int, losses: dict[str, float]) -> None:
-    """Stop the run when a loss is not finite."""
+    """Stop the run when a loss is not finite. The round, which knows the whole recipe, adds why."""
     for name, value in losses.items():
         if not abs(value) < float("inf"):
-            raise MaplError(
-                f"the {name} loss of client {client.id} became {value} in round {round}; "
-                "a lower train.learning_rate usually helps"
-            )
+            raise NotFinite(f"the {name} loss of client {client.id} became {value} in round {round}")

@@ -14,13 +14,13 @@ from torch import Tensor
 from mapl.client import Client
 from mapl.clock import part, profiled
 from mapl.data.dataset import Images
-from mapl.engine._base import Draws, Engine, check_finite
+from mapl.engine._base import Draws, Engine, check_finite, loss_terms
 from mapl.engine.channels_last import channels_last, channels_last_for_tests, pixels_together, who_takes_it
 from mapl.engine.generators import drawing_from, of_one_kind, say_who_takes_turns, who_draws
 from mapl.engine.optimizers import Optimizer, make_optimizer
 from mapl.engine.workers import cores, side_by_side
 from mapl.errors import MaplError
-from mapl.keys import key
+from mapl.keys import SHARED, key
 
 __all__ = ["Draws", "EagerEngine"]
 
@@ -83,9 +83,9 @@ class EagerEngine(Engine):
             self._seconds[client.id] = perf_counter() - start
             return losses
 
-        before = torch.random.get_rng_state()
+        before = _global_generator()
         losses = self._each(clients, train, lambda client: client.id not in self._quiet)
-        if self.device.type == "cpu" and not torch.equal(torch.random.get_rng_state(), before):
+        if self.device.type == "cpu" and not torch.equal(_global_generator(), before):
             raise MaplError(
                 f"in round {round} of method {type(self.method).__name__} random numbers were drawn from torch's "
                 "global generator, which clients that train side by side share: declare `draws = True` in the method"
@@ -155,7 +155,7 @@ class EagerEngine(Engine):
                 yield views[step * size : (step + 1) * size].detach(), labels
 
     def _step(self, client: Client, optimizer: Optimizer, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        terms = self.method.loss(client, images, labels)
+        terms = loss_terms(self.method, client, images, labels)
         optimizer.zero_grad()
         torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -242,3 +242,9 @@ class EagerEngine(Engine):
             if client.id in entries:
                 self.optimizers[client.id] = self._new_optimizer(client)
                 self.optimizers[client.id].load(entries[client.id])
+
+
+def _global_generator() -> Tensor:
+    """The state of torch's global generator while no other run in this process uses it."""
+    with SHARED:
+        return torch.random.get_rng_state()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mapl.client import Client
+from mapl.keys import SHARED
 from mapl.methods._base import Method
 from mapl.model import PROJECTOR, ClientModel
 
@@ -75,14 +76,14 @@ def _states() -> list[object]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Afterwards the shared generators are as they were."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[]):
+    """Afterwards the shared generators are as they were. Meanwhile no other run uses them."""
+    with SHARED, torch.random.fork_rng(devices=[]):
+        of_numpy, of_python = np.random.get_state(), random.getstate()
+        try:
             yield
-    finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
 
 
 @contextmanager

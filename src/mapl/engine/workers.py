@@ -7,8 +7,10 @@ workers. Clients that read a generator that all threads share would spoil that: 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +22,32 @@ Result = TypeVar("Result")
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_counting = Lock()
+_users, _first = 0, 0
+"""How many users `torch_threads` has now, and how many threads torch had before the first of them."""
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Inside, torch uses this many threads for an operation; afterwards as many as before.
+
+    The number belongs to the calling thread, but new threads start with the one that was set last. So the last of
+    several runs in threads puts back what the first one found.
+    """
+    global _users, _first
+    with _counting:
+        before = torch.get_num_threads()
+        _first = _first if _users else before
+        _users += 1
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        with _counting:
+            _users -= 1
+            torch.set_num_threads(before if _users else _first)
 
 
 def side_by_side(

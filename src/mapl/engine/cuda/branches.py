@@ -1,18 +1,20 @@
 """Branches of a captured step: work that runs beside the chain of kernels that wait for each other.
 
 A step is a long chain of short kernels, and the length of that chain bounds a round. The gradients of weights are not
-part of it: nothing reads them before the optimiser does.
+part of it: nothing reads them before the optimiser does. Nor are the networks that a method brings along, if they read
+the images: they need nothing from the backbone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-MOST = 8
+MOST = 16
 """Branches for gradients of weights, at most. Torch has 32 streams of a priority and then gives out the first again;
 two that are one would share the memory that matrix products work in, though they run side by side."""
 
@@ -22,6 +24,56 @@ _needed: dict[int, list[Tensor]] = {}
 """The tensors that these gradients are computed from, by the same handle."""
 _members: dict[tuple[int, int], torch.cuda.Stream] = {}
 """The branches for single members of a group, by the handle and the member."""
+_asides: dict[int, torch.cuda.Stream] = {}
+"""The branches for networks beside the backbone, by the handle of the step's stream."""
+_forks: dict[int, _Fork] = {}
+"""Where the steps that are being launched begin, by the same handle."""
+
+
+@dataclass(frozen=True)
+class _Fork:
+    """The beginning of a step: its images are ready, and nothing has read them yet."""
+
+    ready: torch.cuda.Event
+    images: Tensor
+    version: int
+    outputs: list[Tensor] = field(default_factory=list)
+    """What branches have made for the step's stream, kept until `rejoin`."""
+
+    def feeds(self, x: Tensor) -> bool:
+        """Whether x is the step's images, or a view of them, as they were at the beginning."""
+        same = x.untyped_storage().data_ptr() == self.images.untyped_storage().data_ptr()
+        return same and self.images._version == self.version
+
+
+def fork(images: Tensor) -> None:
+    """A step begins. What `aside` launches for these images waits for nothing that comes after this."""
+    if images.is_cuda:
+        main = torch.cuda.current_stream(images.device)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(main)
+        _forks[main.cuda_stream] = _Fork(ready, images, images._version)
+
+
+def aside(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A network's output. If it reads the step's images, it runs beside the backbone; what comes after waits for it.
+
+    Autograd takes the backward pass of a layer to the stream of its forward pass, so that runs beside it too.
+    """
+    main = torch.cuda.current_stream(x.device) if x.is_cuda else None
+    start = _forks.get(main.cuda_stream) if main is not None else None
+    if main is None or start is None or not start.feeds(x):
+        return network(x)
+    if main.cuda_stream not in _asides:
+        _asides[main.cuda_stream] = _stream(main)
+    branch = _asides[main.cuda_stream]
+    branch.wait_event(start.ready)
+    with torch.cuda.stream(branch):
+        y = network(x)
+    main.wait_stream(branch)
+    # The branch owns its memory, and could use it again before the step's stream has read it.
+    start.outputs.append(y)
+    return y
 
 
 @contextmanager
@@ -42,12 +94,20 @@ def beside(*needed: Tensor) -> Iterator[None]:
 
 
 def rejoin(device: torch.device) -> None:
-    """Wait for all that was launched `beside`."""
+    """Wait for all that was launched `beside` and `aside`. The step's images may be released."""
     if device.type == "cuda":
         main = torch.cuda.current_stream(device)
-        if _needed.get(main.cuda_stream):
-            main.wait_stream(_weights[main.cuda_stream])
-            _needed[main.cuda_stream].clear()
+        if _forks.pop(main.cuda_stream, None) is not None and main.cuda_stream in _asides:
+            branch = _asides[main.cuda_stream]
+            _rejoin(branch)
+            main.wait_stream(branch)
+        _rejoin(main)
+
+
+def _rejoin(stream: torch.cuda.Stream) -> None:
+    if _needed.get(stream.cuda_stream):
+        stream.wait_stream(_weights[stream.cuda_stream])
+        _needed[stream.cuda_stream].clear()
 
 
 def forget() -> None:
@@ -55,6 +115,8 @@ def forget() -> None:
     _weights.clear()
     _needed.clear()
     _members.clear()
+    _asides.clear()
+    _forks.clear()
 
 
 @contextmanager

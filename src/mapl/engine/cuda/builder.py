@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from mapl.engine.cuda import branches
 from mapl.engine.cuda.families import Family
 from mapl.engine.cuda.homes import Homes
 from mapl.engine.cuda.kernels.launch import building
+from mapl.engine.cuda.layers import CannotGroup
 from mapl.engine.cuda.layout import Layout
 from mapl.engine.cuda.slot import Slot
 from mapl.engine.cuda.views import Views
@@ -106,6 +108,9 @@ class Builder:
                 raise
             except Exception as error:  # whatever a user's network or method meets
                 reason = (str(error) or type(error).__name__).splitlines()[0]
+                if group and not isinstance(error, CannotGroup):
+                    one = f"clients with backbone {family.kind.backbone!r} train one at a time, not as a group"
+                    warnings.warn(f"{one} ({type(error).__name__}: {reason}), which is slower", stacklevel=2)
                 self._drop_slots(family)
         return reason
 

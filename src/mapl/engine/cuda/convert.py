@@ -35,6 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from mapl.engine.cuda.branches import aside
 from mapl.engine.cuda.guards import no_draws
 from mapl.engine.cuda.layers import (
     AveragePool,
@@ -233,7 +234,7 @@ class Hidden(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         raise CannotGroup("the method reads the parameters of a network")
 
-    parameters = named_buffers = buffers = state_dict = named_parameters
+    parameters = named_buffers = buffers = state_dict = named_modules = modules = named_parameters
 
     def forward(self, x: Tensor) -> Tensor:
         raise CannotGroup("the method calls a network outside of its loss")
@@ -242,13 +243,17 @@ class Hidden(nn.Module):
 class Batched(Hidden):
     """A group's network, to be called for one member under `torch.vmap`: all members' calls become one."""
 
-    def __init__(self, network: fx.GraphModule, clients: int):
+    def __init__(self, network: fx.GraphModule, clients: int, beside_backbone: bool):
         super().__init__()
-        self.network, self.clients = network, clients
+        self.network, self.clients, self.beside_backbone = network, clients, beside_backbone
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = self.clients == 1
-        y: Tensor = self.network(x) if whole else _Unpacked.apply(x, self.network)  # type: ignore[no-untyped-call]
+        y: Tensor = self.run(x) if self.clients == 1 else _Unpacked.apply(x, self.run)  # type: ignore[no-untyped-call]
+        return y
+
+    def run(self, x: Tensor) -> Tensor:
+        """For the images of all members, one after another."""
+        y: Tensor = aside(self.network, x) if self.beside_backbone else self.network(x)
         return y
 
 

@@ -45,7 +45,7 @@ class Family:
     group: bool
     steps: int
     operations: float
-    """Of one image's way through the networks; counted where it can learn in groups."""
+    """Of one image's way through its largest network; counted where it can learn in groups."""
     size: int = 1
     eager: bool = False
     """Whether no step of it can be captured."""
@@ -71,7 +71,8 @@ def groupable(model: ClientModel) -> bool:
 
 
 def operations_of(client: Client) -> float:
-    """Floating-point operations of one image's way through the layers with weights, a product and its sum being two.
+    """Floating-point operations of one image's way through its largest network: layers with weights, a product and its
+    sum being two.
 
     Torch's own counter loads its whole compiler, which takes seconds; and this is counted before models come to a GPU,
     which would load programs that nothing else runs.
@@ -89,10 +90,13 @@ def operations_of(client: Client) -> float:
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 hooks.enter_context(layer.register_forward_hook(count))
         embedding = client.model.embed(image)
+        largest = sum(counts)
         for name in client.model.own:
+            counts.clear()
             _call_with_either(client.model, name, image, embedding)
+            largest = max(largest, sum(counts))
     client.model.train(training)
-    return sum(counts) / len(image)
+    return largest / len(image)
 
 
 def _call_with_either(model: ClientModel, name: str, image: Tensor, embedding: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mapl.client import Client
 from mapl.engine.cuda.layers import CannotGroup
+from mapl.keys import SHARED
 from mapl.model import ClientModel
 
 OF_ONE_CLIENT = frozenset({"id", "samples", "cluster", "train", "test", "tests", "neighbours", "peers"})
@@ -22,9 +23,11 @@ OF_ONE_CLIENT = frozenset({"id", "samples", "cluster", "train", "test", "tests",
 @contextmanager
 def no_draws(device: torch.device | None = None) -> Iterator[None]:
     """Refuse what draws from a generator of its own: a captured step would repeat the same numbers."""
-    before = _generators(device)
-    yield
-    if _generators(device) != before:
+    with SHARED:  # no other run in this process draws meanwhile
+        before = _generators(device)
+        yield
+        drawn = _generators(device) != before
+    if drawn:
         raise CannotGroup("it draws random numbers of its own")
 
 

@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from mapl.client import Client
 from mapl.engine.cuda import losses
+from mapl.engine.cuda.branches import fork
 from mapl.engine.cuda.convert import Batched, all_grouped
 from mapl.engine.cuda.guards import recorded
 from mapl.engine.cuda.layers import CannotGroup, Keys, keyed
@@ -58,7 +59,7 @@ class Together(Networks):
         self._networks = all_grouped(client.model, room.stack)
         self._frozen = frozen_paths(client.model)
         self.models = [self._member(client.model, g, precision, looked) for g in range(room.size)]
-        batched = {path: Batched(network, room.size) for path, network in self._networks.items()}
+        batched = {path: Batched(net, room.size, path.startswith("own.")) for path, net in self._networks.items()}
         self._model = GroupModel.of(client.model, batched)
         self._model.precision = precision
         self._heads = [name for name in HEADS if name in room.layout.entries]
@@ -90,6 +91,7 @@ class Together(Networks):
         """The method's loss under vmap, the members' networks as one."""
         room = self.room
         room.stack.called.clear()
+        fork(images)
         heads = {n: room.stack.weights[n].detach().requires_grad_(room.layout.learns(n)) for n in self._heads}
         with computed_by(losses.FUSED):
             terms = self._loss_of_all(_Loss(method, members[0], self._model), members[0], heads, images, labels)

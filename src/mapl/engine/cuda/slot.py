@@ -54,10 +54,11 @@ class Slot(Room):
             Together(self, client, precision, self._looked) if group else Alone(self, client, precision)
         )
         self.members = [
-            dataclasses.replace(client, model=model, state={name: stacked[g] for name, stacked in self.state.items()})
+            dataclasses.replace(client, model=model, state=client.state | self._state_of(g))
             for g, model in enumerate(self.networks.models)
         ]
-        """The clients that are in: what a method is given, their models and states rows of this slot."""
+        """The clients that are in: what a method is given, their models and states rows of this slot. State that is
+        kept on the host stays the client's."""
         self.views: Views | None = None
         """What makes its members' images: one for each slot, since it has memory of its own."""
         self.filled: tuple[int, list[int]] | None = None
@@ -71,8 +72,10 @@ class Slot(Room):
         for g, client in enumerate(clients):
             fields = {f.name: getattr(client, f.name) for f in dataclasses.fields(client)}
             vars(self.members[g]).update({k: v for k, v in fields.items() if k not in ("model", "state")})
-            mine = {name: stacked[g] for name, stacked in self.state.items()}
-            self.members[g].state = {**client.state, **mine}
+            self.members[g].state = client.state | self._state_of(g)
+
+    def _state_of(self, g: int) -> dict[str, Tensor]:
+        return {name: stacked[g] for name, stacked in self.state.items()}
 
     def begin(self, steps: Sequence[int], seeds: Sequence[int], reset: bool, factor: float) -> None:
         super().begin(steps, seeds, reset, factor)
