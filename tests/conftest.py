@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -45,6 +46,23 @@ SMALL: Tree = {
     "evaluate": {"every": 1},
     "checkpoint": {"every": 1},
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test makes the package remember is not remembered for the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """The command line handles signals to the end of its process; a test goes on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 REAL_PLANE = mapl.methods.flt._plane
@@ -136,9 +154,15 @@ PRELOADED.set_forkserver_preload(["mapl.cli.app", "mapl.runs.jobs", "sklearn.dat
 
 def in_child(target: Callable[..., object], *args: object) -> ForkServerProcess:
     """A new process that calls `target`."""
-    process = PRELOADED.Process(target=target, args=args, daemon=True)
+    process = PRELOADED.Process(target=_with_signals, args=(target, *args), daemon=True)
     process.start()
     return process
+
+
+def _with_signals(target: Callable[..., object], *args: object) -> None:
+    """Signals reach it as they reach a program that a shell starts, whatever blocked them where it comes from."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    target(*args)
 
 
 def command(arguments: list[str], output: Path) -> None:

@@ -20,6 +20,7 @@ from conftest import parameters, play, skip_without_umap, small
 from mapl import Client
 from mapl.methods._base import Method
 from mapl.methods._mixing import mixed, weighted_mean
+from mapl.mixing import MixingSettings
 from mapl.plugins import known
 from mapl.runs.part import Part, build_part
 
@@ -142,7 +143,8 @@ def test_what_the_loss_reads_is_made_where_the_model_is(name: str) -> None:
 
 def test_weights_on_the_cpu_mix_tensors_on_another_device() -> None:
     weights, stack = torch.rand(3, dtype=torch.float64), torch.empty(3, 2, 5, device="meta")
-    for result in (mixed(weights, stack), weighted_mean(torch.tensor([1, 2, 3]), stack)):
+    mean = MixingSettings()
+    for result in (mixed(mean, weights, stack), weighted_mean(mean, torch.tensor([1, 2, 3]), stack)):
         assert (result.device.type, result.dtype, result.shape) == ("meta", torch.float32, (2, 5))
 
 

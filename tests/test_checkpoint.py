@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import resource
+import shutil
 import threading
 from pathlib import Path
 
@@ -278,9 +279,10 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(damage,
     damage(newest)
     warnings: list[str] = []
     mapl.resume(tmp_path / "run", warn=warnings.append)
-    assert len(warnings) == 1
+    assert len(warnings) == 2
     assert newest.name in warnings[0]
     assert "damaged" in warnings[0]
+    assert "after round 4" in warnings[1]
     assert written(tmp_path / "run") == written(tmp_path / "whole")
     assert newest not in checkpoints(tmp_path / "run")
 
@@ -300,7 +302,7 @@ def test_when_all_are_damaged_the_run_says_so_and_nothing_is_changed(recipe, tmp
         flip(path)
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     warnings: list[str] = []
-    with pytest.raises(MaplError, match=r"no checkpoint in '.*checkpoints' is whole; .*--overwrite"):
+    with pytest.raises(MaplError, match=r"no checkpoint in '.*checkpoints' is whole .*--overwrite"):
         mapl.resume(tmp_path / "run", warn=warnings.append)
     assert len(warnings) == 2
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
@@ -356,12 +358,15 @@ def limited(largest: int, arguments: list[str], output: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-@pytest.mark.parametrize(("largest", "every"), [(200_000, 2), (2_100, 10)], ids=["checkpoint", "history"])
-def test_files_that_really_cannot_be_written(largest, every, tmp_path):
+@pytest.mark.parametrize("every", [2, 20], ids=["checkpoint", "history"])
+def test_files_that_really_cannot_be_written(every, tmp_path):
     """First a run whose checkpoint (or a line of whose history) does not fit, then a resumed one; then there is room."""
-    recipe = small("mapl", rounds=6, name="run", checkpoint={"every": every})
+    recipe = small("mapl", rounds=8, name="run", checkpoint={"every": every})
     (tmp_path / "recipe.toml").write_text(to_toml(recipe))
     mapl.run(recipe, tmp_path / "whole")
+    sizes = {file: (tmp_path / "whole" / file).stat().st_size for file in ("recipe.toml", "history.jsonl")}
+    largest = 200_000 if every == 2 else sizes["recipe.toml"] + 100
+    assert every == 2 or largest < sizes["history.jsonl"] - 100
     run, out = tmp_path / "run", tmp_path / "out.txt"
     start = ["run", str(tmp_path / "recipe.toml"), "--out", str(tmp_path)]
     for arguments in (start, ["resume", str(run)]):
@@ -373,7 +378,95 @@ def test_files_that_really_cannot_be_written(largest, every, tmp_path):
         assert "Traceback" not in out.read_text()
         assert strangers(run) == []
         assert checkpoints(run) == []
-    if every == 10:
+    if every == 20:
         assert not (run / "history.jsonl").read_bytes().endswith(b"\n")
     mapl.resume(run)
     assert written(run) == written(tmp_path / "whole")
+
+
+# A whole file with contents that are not those of its run
+
+
+def crafted(folder: Path, change) -> Path:
+    """The newest checkpoint with changed tensors, under the name that its new digest gives it."""
+    path = checkpoints(folder)[-1]
+    tensors = safetensors.torch.load(path.read_bytes())
+    change(tensors)
+    path.unlink()
+    data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    path = path.with_name(f"{path.name.split('-')[0]}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors")
+    path.write_bytes(data)
+    return path
+
+
+def set_to(name, value):
+    return lambda tensors: tensors.update({name: value})
+
+
+HEAD, MOMENT = "client.1.model.head.weight", "optimizer.0.0.exp_avg"
+CRAFTED = {
+    "missing head": (lambda tensors: tensors.pop(HEAD), "head.weight"),
+    "missing state": (lambda tensors: tensors.pop("peers.weights"), "peers"),
+    "missing ledger": (lambda tensors: tensors.pop("ledger"), "ledger"),
+    "missing recipe": (lambda tensors: tensors.pop("recipe"), "recipe"),
+    "missing moment": (lambda tensors: tensors.pop(MOMENT), "exp_avg"),
+    "shape": (lambda tensors: tensors.update({HEAD: tensors[HEAD][:1]}), "head.weight"),
+    "dtype": (lambda tensors: tensors.update({HEAD: tensors[HEAD].double()}), "head.weight"),
+    "shape of a moment": (set_to(MOMENT, torch.zeros(1)), "exp_avg"),
+    "NaN": (lambda tensors: tensors[HEAD].view(-1)[0:1].fill_(torch.nan), "finite"),
+    "infinity": (lambda tensors: tensors[MOMENT].view(-1)[0:1].fill_(torch.inf), "finite"),
+    "NaN weight": (lambda tensors: tensors["peers.weights"][0:1].fill_(torch.nan), "finite"),
+    "negative ledger": (set_to("ledger", torch.tensor([-1, 0])), "ledger"),
+    "peer out of range": (lambda tensors: tensors["peers.ids"][-1:].fill_(99), "peers"),
+    "too few peers": (lambda tensors: tensors.update({"peers.ids": tensors["peers.ids"][1:]}), "peers"),
+    "another round": (set_to("rounds", torch.tensor([1])), "round"),
+    "stranger": (set_to("client.9.model.head.weight", torch.zeros(1)), "client.9"),
+    "stranger's parameter": (set_to("optimizer.0.999.exp_avg", torch.zeros(1)), "999"),
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    mapl.run(small(rounds=3, train={"reset": False}), folder, stop=stop_after(2))
+    return folder
+
+
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_a_whole_checkpoint_that_does_not_fit_its_run_is_refused(kind, kept, tmp_path):
+    change, word = CRAFTED[kind]
+    folder = tmp_path / "run"
+    shutil.copytree(kept, folder)
+    crafted(folder, change)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(MaplError, match=word):
+        mapl.resume(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_under_the_name_of_another_round_is_refused(kept, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(kept, folder)
+    path = checkpoints(folder)[-1]
+    path.rename(path.with_name(path.name.replace("000002", "000003")))
+    said: list[str] = []
+    assert mapl.resume(folder, warn=said.append).finished
+    assert "000003" in " ".join(said)
+
+
+def test_a_checkpoint_that_the_history_does_not_reach_is_refused(kept, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(kept, folder)
+    lines = (folder / "history.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "history.jsonl").write_bytes(lines[0] * 2)
+    said: list[str] = []
+    assert mapl.resume(folder, warn=said.append).finished
+    assert "line 2" in " ".join(said)
+
+
+def test_what_top_k_letters_keep_is_checked(tmp_path):
+    compressed = small("fedavg", rounds=3, network={"compress": {"kind": "top-k"}}, model={"backbones": ["mlp"]})
+    mapl.run(compressed, tmp_path / "run", stop=stop_after(2))
+    crafted(tmp_path / "run", set_to("compress.held.letters.of", torch.zeros(1, dtype=torch.int64)))
+    with pytest.raises(MaplError, match=r"held\.letters\.of"):
+        mapl.resume(tmp_path / "run")

@@ -1,12 +1,17 @@
-"""What commands share: progress in a pipe, the time left, warnings."""
+"""What commands share: progress in a pipe, the time left, warnings, terminals that are not UTF-8."""
 
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from conftest import in_child
+from mapl.cli import main
 from mapl.terminal import progress as module
 from mapl.terminal.messages import duration, show_warning, warn
 from mapl.terminal.progress import Pace, PlainLines, counting, progress
@@ -86,3 +91,40 @@ def test_a_warning_of_the_package_is_one_line_and_any_other_says_where_it_is_fro
     assert ours == "warning: clients take turns"
     assert "module.py:9" in theirs
     assert "something else" in theirs
+
+
+RUN = ["run", "--clients", "2", "--rounds", "2", "--set", "evaluate.every=2", "--set", "model.backbones=['mlp']"]
+
+
+def limited(encoding: str, folder: Path) -> None:
+    """`mapl run` in a terminal with this encoding; for use in a child."""
+    os.chdir(folder)
+    file = (folder / "out.txt").open("w", encoding=encoding)
+    sys.stdout = file
+    sys.stderr = file
+    sys.argv = ["mapl", *RUN]
+    main()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_is_not_utf_8_does_not_end_a_run(encoding, tmp_path):
+    child = in_child(limited, encoding, tmp_path)
+    child.join()
+    said = (tmp_path / "out.txt").read_text(encoding=encoding)
+    assert child.exitcode == 0, said
+    first, second = said.splitlines()[:2]
+    assert first.split()[2:] == ["accuracy", "?"], "a round that is not tested has a dash there"
+    assert "%" in second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["PYTHONIOENCODING", "LC_ALL"],
+)
+def test_an_environment_that_is_not_utf_8_does_not_end_a_run(environment, tmp_path):
+    everything = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-m", "mapl", *RUN], cwd=tmp_path, env=everything, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"accuracy ?" in done.stdout

@@ -9,12 +9,14 @@ import pytest
 import torch
 from scipy import stats
 
-from conftest import small
-from mapl import Recipe, Record
+import mapl
+from conftest import made_of, small
+from mapl import Images, Recipe, Record
 from mapl.analysis.clusters import adjusted_rand, class_overlap, edges, first_mixed, share_by_chance, share_inside
-from mapl.analysis.compare import Estimate, compare, group, left_out
+from mapl.analysis.compare import Estimate, compare, group, left_out, notes
 from mapl.analysis.control import ceiling_of, control_of, is_ceiling, is_control
 from mapl.client import Peers
+from mapl.report.lines import lines
 from mapl.runs.graph import GraphWriter
 from mapl.runs.history import ClientCard, Round
 
@@ -28,11 +30,12 @@ def record(
     messages: int = 0,
     played: int = 3,
     folder: str = "nowhere",
+    data: str = "",
 ) -> Record:
     """A run that nobody made; the accuracies are repeated until every client has one."""
     size = recipe.clients
     accuracy = accuracy * (size // len(accuracy))
-    cards = [ClientCard(i, i * 2 // size, [i], 4, 5, "mlp", 100) for i in range(size)]
+    cards = [ClientCard(i, i * 2 // size, [i], 4, 5, "mlp", 100, data) for i in range(size)]
     earlier = [Round(t, {"cross_entropy": [1.0]}, [0.99] * size, 0, 0) for t in range(played - 1)]
     last = Round(played - 1, {"cross_entropy": [0.5]}, accuracy, messages, 10 * messages)
     times = [{"round": t, "seconds": 1.0} for t in range(played)]
@@ -128,6 +131,81 @@ def test_an_arm_that_is_not_finished_says_so_and_its_gain_is_that_of_its_age():
     assert arm.gain.mean == pytest.approx(0.6 - 0.99)  # the control as it was then, not as it ended
     seeds_apart = [stopped, record(small(seed=1), [0.6])]
     assert [arm.label for arm in compare(seeds_apart)] == ["mapl (2 to 3 of 3 rounds)"]
+
+
+def test_runs_on_different_data_are_never_paired_nor_taken_for_each_other():
+    """However alike their recipes: a run on real data and a control on noise have no gain."""
+    real, noise = (
+        record(small(), [0.8], folder="real", data="aa11"),
+        record(small(), [0.2], folder="noise", data="bb22"),
+    )
+    control = record(small(**ALONE), [0.2], data="bb22")
+    arms = compare([real, noise, control])
+    assert [arm.label for arm in arms] == ["mapl, data aa11", "mapl, data bb22", "mapl, no letters"]
+    assert [arm.gain and arm.gain.mean for arm in arms] == [None, pytest.approx(0.0), None]
+    assert left_out([real, noise, control]) == []
+    pooled = record(small(**POOLED), [0.9], data="bb22")
+    assert [arm.room for arm in compare([real, control, pooled])] == [None, None, None]
+    assert compare([noise, control, pooled])[0].room.mean == pytest.approx(0.7)
+    assert len({run.identity for run in (real, noise, control)}) == 3
+    assert replace(real, folder=Path("copy")).identity == real.identity
+
+
+def test_real_runs_on_different_data_in_python_have_names_and_arms_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    real = made_of([0, 1, 2, 3] * 30, [0, 1, 2, 3] * 10, 4)
+    noise = replace(real, train=Images(255 - real.train.pixels, real.train.labels))
+    over = {"rounds": 1, "model": {"backbones": ["mlp"]}, "augment": {"contrastive": {"saturation": 0, "hue": 0}}}
+    runs = [mapl.run(small(**over), data=data) for data in (real, noise)]
+    assert runs[0].folder != runs[1].folder
+    assert {run.folder.name.rpartition("-")[0] for run in runs} == {"python-s1-mapl-mlp-full-m4-seed0"}
+    control = mapl.run(small(**over, **ALONE), data=noise)
+    assert [arm.gain is None for arm in compare([*runs, control])] == [True, False, True]
+    assert runs[0].data != runs[1].data == control.data
+
+
+def test_a_control_of_more_rounds_or_another_device_is_paired_at_the_same_age():
+    ours = record(small(), [0.6])
+    longer = record(small(rounds=9, engine={"device": "cpu", "workers": 1}, **ALONE), [0.5], played=9)
+    arm, _ = compare([ours, longer])
+    assert (arm.pairs, arm.gain.mean) == (1, pytest.approx(0.6 - 0.99))
+    shorter = record(small(rounds=2, **ALONE), [0.5], played=2)
+    assert compare([ours, shorter])[0].gain is None
+
+
+def test_the_notes_say_over_how_many_pairs_a_gain_is():
+    ours, control = seeds({0: 0.6, 1: 0.7, 2: 0.8, 3: 0.9}), seeds({0: 0.5, 2: 0.5}, **ALONE)
+    arm, _ = compare([*ours, *control])
+    assert (len(arm.seeds), arm.pairs) == (4, 2)
+    (note,) = notes([arm])
+    assert "2 pairs" in note
+    assert "4 seeds" in note
+    assert notes(compare(seeds({0: 0.5}))) == []
+
+
+def test_the_notes_name_every_setting_in_which_arms_differ_beside_the_method():
+    slow = {"train": {"learning_rate": 0.1, "epochs": 2}, "partition": {"shots": 4}}
+    arms = compare([*seeds({0: 0.5}), *seeds({0: 0.5}, name="fedsim", **slow), *seeds({0: 0.5}, **ALONE)])
+    keys = {"train.learning_rate", "train.epochs", "partition.shots"}
+    assert all(set(arm.differs) == keys for arm in arms)
+    assert arms[1].differs == {"train.learning_rate": 0.1, "train.epochs": 2, "partition.shots": 4}
+    (rate,) = [note for note in notes(arms) if note.startswith("train.learning_rate:")]
+    assert "0.1 (fedsim)" in rate
+    assert "(mapl; mapl, no letters)" in rate
+    warmups = compare([*seeds({0: 0.5}), *seeds({0: 0.5}, method={"warmup": 3}, clients=6)])
+    assert [arm.differs for arm in warmups] == [{"clients": 4, "method.warmup": 1}, {"clients": 6, "method.warmup": 3}]
+
+
+def test_runs_that_were_never_tested_are_left_out_with_a_sentence():
+    untested = replace(record(small(seed=1), [0.5], folder="untested"), rounds=[])
+    alone = replace(record(small(**ALONE), [0.5], folder="alone"), rounds=[])
+    tested = record(small(), [0.5], folder="tested")
+    (arm,) = compare([untested, tested, alone])
+    assert (arm.label, arm.seeds) == ("mapl", [0])
+    assert [sentence.split("'")[1] for sentence in left_out([untested, tested, alone])] == ["untested", "alone"]
+    first, _ = lines([untested, tested, alone])
+    assert (first.label, first.arm) == ("mapl", arm)
+    assert compare([untested]) == []
 
 
 def test_without_a_control_there_is_no_gain():

@@ -21,7 +21,8 @@ from conftest import deliver, inboxes_of, parameters, play, row_of, small
 from mapl import Client, MaplError, Recipe
 from mapl.kinship import DECAY, circle_weights, drifted
 from mapl.losses import distillation
-from mapl.methods._mixing import flatten, load_flat
+from mapl.methods._mixing import copy_networks, flatten, load_flat, shared_tensors
+from mapl.model import find_backbone
 from mapl.runs.exchange import look_around
 from mapl.runs.history import Round
 from mapl.runs.part import Part, build_part
@@ -385,3 +386,25 @@ def test_a_share_counts_the_couriers_in_the_last_mean() -> None:
     assert part.method.share(client) == 2 / 3
     part.method.absorb(client, 1, deliver({}, {0: torch.tensor([1])}, 1)[0])  # its kin's letter is lost
     assert part.method.share(client) == 1 / 2
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "shufflenet", "courier"])
+def test_a_networks_tensors_come_in_the_order_of_its_state(backbone: str) -> None:
+    network = find_backbone(backbone)((3, 32, 32), 8)
+    network.register_buffer("passing", torch.ones(3), persistent=False)
+    network.register_parameter("nothing", None)
+    expected = [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
+    tensors = shared_tensors(network)
+    assert [tensor.data_ptr() for tensor in tensors] == [tensor.data_ptr() for tensor in expected]
+    assert not any(tensor.requires_grad for tensor in tensors)
+
+
+def test_networks_are_copied_with_their_statistics() -> None:
+    pairs = [(nn.BatchNorm2d(3), nn.BatchNorm2d(3)) for _ in range(2)]
+    for number, (network, _) in enumerate(pairs):
+        network(torch.randn(4, 3, 2, 2) + number)
+    copy_networks(pairs)
+    for network, copied in pairs:
+        assert torch.equal(flatten(network), flatten(copied))
+        assert copied.num_batches_tracked == 0  # a counter, which is not averaged
+    copy_networks([])

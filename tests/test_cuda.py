@@ -195,7 +195,8 @@ def test_every_method_learns_the_same_in_groups(method):
     alike = method in ("fedavg", "pfedsim", "dfedavgm")
     one_batch = {"shots": 1, "test_shots": 1}  # several take long, and are looked at below
     made = recipe(method={"name": method, **warmup}, clients=2 if alike else 4, rounds=2, partition=one_batch)
-    plays_like_eager(made, {"flat": flat} if alike else {"flat": flat, "other": other})
+    grouped = plays_like_eager(made, {"flat": flat} if alike else {"flat": flat, "other": other})
+    assert all((family.group, family.size) == (True, 2) for family in grouped.engine.families)
 
 
 @interpreted
@@ -630,7 +631,7 @@ def test_on_a_gpu_groups_learn_what_eager_steps_learn(method, backbones):
     """
     skip_without_umap(method)
     parts = [on_gpu(kind, method, backbones, exact) for kind, exact in WAYS]
-    assert all(family.slots for family in parts[1].engine.families)
+    assert all(family.slots and family.group for family in parts[1].engine.families)
     for a, b in zip(parts[0].clients, parts[1].clients, strict=True):
         for name, x in a.model.state_dict().items():
             assert x.is_floating_point() or torch.equal(x, b.model.state_dict()[name]), name

@@ -38,6 +38,8 @@ class Server(ThreadingHTTPServer):
         self.stalls = False
         """Whether the next answer, once it breaks off, keeps the connection open and silent."""
         self.stall = threading.Event()
+        self.sent = 0
+        """Bytes of the answer that never ends."""
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/{name}"
@@ -51,6 +53,16 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.path, asked))
         if self.path == "/slow":
             self.server.stall.wait(10)
+            return
+        if self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            while not self.server.stall.is_set():
+                try:
+                    self.wfile.write(CONTENT)
+                except OSError:
+                    return
+                self.server.sent += len(CONTENT)
             return
         content = self.server.files.get(self.path.lstrip("/"))
         if content is None:
@@ -88,9 +100,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-def offered(*urls: str, content: bytes = CONTENT, path: str = "set/file.bin", unpack: str = "") -> Published:
+def offered(
+    *urls: str, content: bytes = CONTENT, path: str = "set/file.bin", unpack: str = "", most: int = 10**7
+) -> Published:
     md5 = hashlib.md5(content).hexdigest()
-    return Published("some", ({path: md5},), (Download(path, md5, urls, unpack),))
+    return Published("some", ({path: md5},), (Download(path, md5, urls, unpack, most),))
 
 
 def test_a_plain_download(server: Server, tmp_path: Path) -> None:
@@ -205,6 +219,35 @@ def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None
         get(offered(server.url("file.bin")), tmp_path)
 
 
+def test_a_download_that_never_ends_is_given_up(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(MaplError, match="more than 2,000,000 bytes"):
+        get(offered(server.url("endless"), most=2_000_000), tmp_path)
+    assert server.sent < 100 * 2_000_000
+    assert not list((tmp_path / "set").iterdir())
+
+
+def test_an_announced_size_that_is_too_large_is_not_downloaded(server: Server, tmp_path: Path) -> None:
+    steps: list[int] = []
+    with pytest.raises(MaplError, match="more than 1,000 bytes"):
+        get(
+            offered(server.url("file.bin"), most=1000),
+            tmp_path,
+            watch=lambda name: nullcontext(lambda done, total: steps.append(done)),
+        )
+    assert steps == []
+
+
+def test_an_archive_is_not_unpacked_to_more_than_its_data_set_has(server: Server, tmp_path: Path) -> None:
+    packed = archive("train/a.png", "test/b.png")
+    server.files["set.tar.gz"] = packed
+    published = offered(
+        server.url("set.tar.gz"), content=packed, path="set.tar.gz", unpack="images", most=len(CONTENT) + 10_000
+    )
+    with pytest.raises(MaplError, match=r"set.tar.gz' cannot be unpacked: .* more than"):
+        get(published, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["set.tar.gz"]
+
+
 def archive(*names: str) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
@@ -230,5 +273,5 @@ def test_a_bad_archive_leaves_nothing_behind(tmp_path: Path, content: bytes) -> 
     packed = tmp_path / "in" / "set.tar.gz"
     packed.write_bytes(content)
     with pytest.raises(MaplError, match=r"set.tar.gz' cannot be unpacked"):
-        unpack(packed, tmp_path / "in" / "images")
+        unpack(packed, tmp_path / "in" / "images", 10**7)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["in", "set.tar.gz"]

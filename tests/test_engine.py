@@ -211,7 +211,7 @@ def test_a_loss_that_is_not_a_number_names_client_round_and_term():
     part = world_of()
     with torch.no_grad():
         part.clients[2].model.prototypes[0, 0] = torch.nan
-    with pytest.raises(MaplError, match=r"the prototype loss of client 2 became nan in round 7.*train\.learning_rate"):
+    with pytest.raises(MaplError, match="the prototype loss of client 2 became nan in round 7"):
         part.engine.train(part.clients[2], 7)
 
 

@@ -160,7 +160,7 @@ def test_what_cannot_be_exported_is_one_sentence(run: Path, tmp_path: Path) -> N
         export_run(run, tmp_path, [4])
     with pytest.raises(MaplError, match="unknown format 'onnx'"):
         export_run(run, tmp_path, kind="onnx")  # type: ignore[arg-type]
-    with pytest.raises(MaplError, match="has no checkpoint yet"):
+    with pytest.raises(MaplError, match="not the folder of a run"):
         export_run(tmp_path, tmp_path / "to")
     (tmp_path / "file").write_text("")
     with pytest.raises(MaplError, match="could not be written"):

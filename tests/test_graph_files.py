@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mapl
-from conftest import row_of, small, stop_after
+from conftest import row_of, small, stop_after, written
 from mapl import Client, Inbox, MaplError
 from mapl.client import Peers
 from mapl.methods.dfedavgm import DFedAvgM
@@ -153,8 +153,21 @@ def test_a_graph_that_begins_later_has_empty_rounds_before_it(tmp_path: Path, st
     assert torch.allclose(record.weights(3), torch.full((4, 4), 0.25, dtype=torch.float64))
 
 
-def test_a_run_whose_rows_were_cut_short_is_not_resumed(tmp_path: Path) -> None:
-    mapl.run(small(rounds=4), tmp_path / "run", stop=stop_after(2))
+@pytest.mark.parametrize("name", [ROWS, INDEX])
+def test_a_run_whose_graph_was_cut_short_goes_back_to_a_checkpoint_before_that(tmp_path: Path, name: str) -> None:
+    recipe = small(rounds=4, method={"graph": {"step_size": 0.02}})
+    mapl.run(recipe, tmp_path / "whole")
+    mapl.run(recipe, tmp_path / "run", stop=stop_after(3))
+    path = tmp_path / "run" / name
+    path.write_bytes(path.read_bytes()[:-8])
+    said: list[str] = []
+    mapl.resume(tmp_path / "run", warn=said.append)
+    assert name in said[0]
+    assert written(tmp_path / "run") == written(tmp_path / "whole")
+
+
+def test_a_run_whose_rows_were_cut_short_before_its_only_checkpoint_is_not_resumed(tmp_path: Path) -> None:
+    mapl.run(small(rounds=4, checkpoint={"keep": 1}), tmp_path / "run", stop=stop_after(2))
     rows_file = tmp_path / "run" / ROWS
     whole = rows_file.read_bytes()
     rows_file.write_bytes(whole[:-40])

@@ -73,19 +73,23 @@ def _group_of(stat: Path) -> int | None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_what_runs_begins_nothing_and_the_same_command_goes_on(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_saves_what_runs_begins_nothing_and_the_same_command_goes_on(number, status, tmp_path):
+    """Sent to all processes, as a terminal and a batch system do."""
     many, out = jobs(tmp_path / "runs", LONG, 3 + (os.cpu_count() or 1)), tmp_path / "out.txt"
     with started(many, out) as child:
         until(lambda: any((job.folder / "history.jsonl").exists() for job in many))
-        os.killpg(child.pid, signal.SIGINT)
+        os.killpg(child.pid, number)
         child.join(60)
-    assert child.exitcode == 130
+    assert child.exitcode == status
     assert "stopped and saved" in out.read_text().splitlines()[-1]
     assert "Traceback" not in out.read_text()
     assert not many[-1].folder.exists(), "what had not begun does not begin"
     begun = [(job, mapl.load(job.folder)) for job in many if job.folder.exists()]
     for job, record in begun:
         assert f"{len(record.rounds):06}" in max((job.folder / "checkpoints").iterdir()).name
+    if number == signal.SIGTERM:
+        return  # it is the same from here on
     # One alone, because a test has no time for all of them.
     job, before = next((job, record) for job, record in begun if not record.finished)
     with started([job], out) as child:

@@ -12,9 +12,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "mapl"
 
 LAYERS = [
     {"errors"},
-    {"keys", "plugins", "clock"},
+    {"keys", "names", "contents", "plugins", "clock"},
     {"losses"},
-    {"collaboration", "kinship"},
+    {"collaboration", "kinship", "mixing"},
     {"network", "data"},
     {"backbones"},
     {"model"},

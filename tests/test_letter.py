@@ -13,7 +13,20 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.network import Letter, Schema, Spec, decode, encode, fingerprint, header_bytes, nbytes, specs
+from mapl.network import (
+    MOST,
+    Letter,
+    LetterError,
+    Schema,
+    Spec,
+    decode,
+    encode,
+    fingerprint,
+    header_bytes,
+    nbytes,
+    specs,
+)
+from mapl.network.letter import sealed
 
 RUN = "0123456789abcdef"
 ARCHITECTURE = "fedcba9876543210"
@@ -23,7 +36,7 @@ shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 structures = st.dictionaries(
     st.text("abcXYZ019._/-", min_size=1, max_size=12), st.tuples(shapes, st.sampled_from(DTYPES)), max_size=4
 )
-numbers = st.integers(0, 10**12 - 1)
+numbers = st.integers(0, MOST)
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
@@ -34,7 +47,8 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 def letters(draw_: st.DrawFn) -> Letter:
     tensors = {name: draw(*kind, seed=draw_(st.integers(0, 99))) for name, kind in draw_(structures).items()}
     architecture = draw_(st.sampled_from(["", ARCHITECTURE]))
-    return Letter(RUN, draw_(numbers), draw_(numbers), draw_(numbers), architecture, tensors)
+    samples = draw_(st.integers(1, MOST))
+    return Letter(RUN, draw_(numbers), draw_(numbers), samples, architecture, tensors)
 
 
 def schema_of(letter: Letter, **changes: object) -> Schema:
@@ -180,14 +194,15 @@ def test_a_shape_that_depends_on_the_architecture_holds_for_the_readers_own(arch
 def forged(old: str, new: str) -> bytes:
     data = encode(plain())
     assert old.encode() in data
-    return data.replace(old.encode(), new.encode())
+    return sealed(data.replace(old.encode(), new.encode()))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("version=0001", "version=0002", "version that is '0002', but 1 is expected"),
+        ("version=0002", "version=0001", "version that is '0001', but 2 is expected"),
         ("samples=000000000011", "samples=-00000000011", "of sender 3 has samples -11, but 0 or more"),
+        ("samples=000000000011", "samples=000000000000", "of sender 3 has samples 0, but 1 or more"),
         ("samples=000000000011", "samples=eleven______", "samples 'eleven______', but a whole number"),
         ("sender=000000000003", "sender=00000000 003", "header fields"),
         ("round=000000000007", "round=0x0000000007", "round '0x0000000007', but a whole number"),
@@ -195,7 +210,7 @@ def forged(old: str, new: str) -> bytes:
         ("round=", "sound=", "header fields"),
         ('"letter"', '"latter"', "version that is missing"),
         ('"shape":[2,3]', '"shape":[3,2]', r"\[3, 2\]"),
-        ('"data_offsets":[0,', '"data_offsets":[9,', "is damaged"),
+        ('"data_offsets":[0,', '"data_offsets":[9,', "header has another form"),
         ('{"__metadata__"', '["__metadata__"', "not JSON"),
     ],
 )
@@ -217,7 +232,8 @@ def framed(header: bytes, payload: bytes = b"") -> bytes:
         (b"\xff" * 16, "cut short"),
         (encode(plain())[:-1], "is damaged"),
         (encode(plain()) + b"\0", "is damaged"),
-        (encode(plain())[:-1] + b"\7", "'mask' has bytes that are neither false nor true"),
+        (sealed(encode(plain())[:-1] + b"\7"), "'mask' has bytes that are neither false nor true"),
+        (encode(plain())[:-1] + b"\0", "checksum"),
         (framed(b" " * 5000), "a header of 5000 bytes, but at most"),
         (framed(b"[]"), "not a JSON object"),
         (framed(b'"\xff"'), "not JSON"),
@@ -270,6 +286,78 @@ def test_mutated_letters_are_refused_or_have_the_expected_structure(
     assert specs(found.tensors) == schema.tensors
     assert all(tensor.isfinite().all() for tensor in found.tensors.values())
     assert nbytes(found) == len(encode(found)) == nbytes(letter)
+
+
+# One encoding for one letter
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('{"__metadata__"', '{ "__metadata__"'),
+        ('"dtype":"F32"', '"dtype": "F32"'),
+        ('"dtype":"F32"', '"dtype":"\\u00463\\u0032"'),
+        ('"shape":[2,3]', '"more":1,"shape":[2,3]'),
+        ('"shape":[2,3]', '"shape":[2, 3]'),
+        ('"letter"', '"\\u006cetter"'),
+    ],
+)
+def test_another_way_to_write_the_same_letter_is_refused(old: str, new: str) -> None:
+    data = encode(plain())
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].rstrip(b" ").replace(old.encode(), new.encode())
+    assert header != data[8 : 8 + length].rstrip(b" ")
+    header += b" " * (-len(header) % 8)
+    with pytest.raises(LetterError) as refused:
+        decode(sealed(framed(header, data[8 + length :])), schema_of(plain()))
+    assert refused.value.reason == "format"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_zero_has_no_sign(dtype: torch.dtype) -> None:
+    letter = plain(tensors={"head": torch.tensor([-0.0, 1.0], dtype=dtype)})
+    data = encode(letter)
+    assert data == encode(plain(tensors={"head": torch.tensor([0.0, 1.0], dtype=dtype)}))
+    assert not decode(data, schema_of(letter)).tensors["head"].signbit().any()
+    assert letter.tensors["head"].signbit().any()  # the writer's own tensor is as it was
+    forged = bytearray(data)
+    forged[len(data) - dtype.itemsize - 1] = 0x80  # the last byte of the first number
+    with pytest.raises(LetterError) as refused:
+        decode(sealed(bytes(forged)), schema_of(letter))
+    assert refused.value.reason == "format"
+
+
+@pytest.mark.parametrize("place", [0, 9, 60, 130, 180, -1, -9])
+def test_every_byte_is_under_the_checksum(place: int) -> None:
+    data = bytearray(encode(plain()))
+    data[place] ^= 1
+    with pytest.raises(LetterError) as refused:
+        decode(bytes(data), schema_of(plain()))
+    assert refused.value.reason in ("checksum", "format", "version")
+
+
+def test_a_range_holds_for_every_element() -> None:
+    for values, fits in (([0, 5], True), ([-1, 5], False), ([0, 6], False)):
+        letter = plain(tensors={"count": torch.tensor(values)})
+        schema = schema_of(letter, tensors={"count": Spec((2,), torch.int64, low=0, high=5)})
+        if fits:
+            decode(encode(letter), schema)
+            continue
+        with pytest.raises(LetterError) as refused:
+            decode(encode(letter), schema)
+        assert refused.value.reason == "range"
+
+
+@pytest.mark.parametrize("shape", [[10**30, 0], [2**62, 4], [-1], [True], [2**40]])
+def test_a_shape_made_to_exhaust_memory_is_refused(shape: list[int]) -> None:
+    letter = plain(architecture="0" * 16, tensors={"backbone": torch.zeros(2, 3)})
+    schema = schema_of(letter, tensors={"backbone": Spec((5,) * len(shape), by_architecture=True)})
+    data = encode(letter)
+    length = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + length].replace(b"[2,3]", json.dumps(shape).encode())
+    with pytest.raises(LetterError) as refused:
+        decode(sealed(framed(header, data[8 + length :])), schema)
+    assert refused.value.reason == "shape"
 
 
 def test_a_fingerprint_tells_names_and_shapes_and_nothing_else() -> None:

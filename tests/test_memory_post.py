@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -154,8 +156,11 @@ def test_requests_that_are_mistakes(requests: dict[int, Tensor], words: str) -> 
 
 
 def test_nobody_posts_in_the_name_of_another() -> None:
-    with pytest.raises(MaplError, match="posted by client 1 says that its sender is 2"):
-        conftest.deliver({1: letter(2)}, {})
+    mail = Mail(0, "letters", {1: letter(2), 3: letter(3)}, {5: ids(1, 3), 6: ids(3)}, pytest.fail)
+    with pytest.warns(UserWarning, match="posted by client 1 says that its sender is 2"):
+        inboxes = MemoryPost().exchange(mail)
+    assert [inboxes[reader].senders.tolist() for reader in (5, 6)] == [[3], [3]]
+    assert mail.refused.by_sender == {1: {"sender": 1}}
 
 
 def test_a_personal_letter_goes_to_its_reader_and_the_common_one_to_the_others() -> None:
@@ -197,3 +202,16 @@ def test_a_client_whose_tensor_has_another_shape_has_no_row_in_the_stack() -> No
     assert inboxes[1].own_rows("backbone", ids(0, 1, 2), backbones).tolist() == [0, -1, 1]
     copies = [backbone.clone() for backbone in backbones]
     assert inboxes[1].own_rows("backbone", ids(0, 1, 2), copies).tolist() == [-1, -1, -1]
+
+
+def test_no_tensor_gets_the_address_of_a_letters_while_somebody_reads_it():
+    """A client finds its own tensors by address. A new tensor at an old address would be taken for one of them."""
+    written = letter(3)
+    head = weakref.ref(written.tensors["head"])
+    inbox = Inbox.of([written])
+    del written
+    gc.collect()
+    assert head() is not None
+    del inbox
+    gc.collect()
+    assert head() is None

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from conftest import assert_same, deliver, inboxes_of, parameters, play, row_of, small
 from mapl import Client, Images
-from mapl.analysis.control import control_of, has_letters, is_control
+from mapl.analysis.control import control_of, is_control
 from mapl.methods._courier import COURIER, courier_of
 from mapl.methods.proxyfl import MASS, ProxyFL, ProxyFLSettings
 from mapl.model import ClientModel
 from mapl.network import Topology, TopologySettings
+from mapl.recipe import has_letters
 from mapl.runs.part import Part, build_part
 
 Array = NDArray[np.float64]

@@ -199,8 +199,8 @@ def test_a_run_without_any_round(runs: dict[str, mapl.Record], tmp_path: Path) -
     folder = tmp_path / "run"
     shutil.copytree(runs["mapl-0"].folder, folder)
     shutil.rmtree(folder / "checkpoints")
-    (folder / "history.jsonl").unlink()
-    (folder / "times.jsonl").unlink()
+    for name in ("history.jsonl", "times.jsonl", "graph.rows", "graph.index"):
+        (folder / name).unlink(missing_ok=True)
     page = check_stands_alone(write_report([mapl.load(folder), runs["local"]], tmp_path / "out"))
     assert "not tested yet" in page.text
 

@@ -326,7 +326,7 @@ def test_a_page_of_what_there_is_needs_no_table(whole, tmp_path):
 def test_what_is_finished_is_not_run_again_and_one_process_writes(data, whole, monkeypatch):
     monkeypatch.setattr("mapl.paper.carry_out.run", pytest.fail)
     assert "3 runs, 3 done, 0 to go" in cli(*smoke(whole, data))
-    with opened(whole), pytest.raises(Busy, match="another process is writing the results in"), opened(whole):
+    with opened(whole), pytest.raises(Busy, match="somebody else is writing the results in"), opened(whole):
         pass
 
 

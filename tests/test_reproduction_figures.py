@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from conftest import small
+from mapl.analysis.control import control_of
 from mapl.paper import find_cell
 from mapl.paper.extras import extras
 from mapl.paper.figures import FIGURES, GRAPH_ROUNDS, needs
 from mapl.paper.pictures import separation
 from mapl.paper.protocol import Protocol
+from mapl.paper.statistics import difference
 from mapl.paper.store import Store, key_of
 from mapl.runs.history import Record
 from mapl.runs.part import Part
 from mapl.runs.run import restored_part, run
-from reproduction_store import add_figures
+from reproduction_store import add_figures, made_row
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +116,17 @@ def test_separation_is_how_often_a_pair_of_one_cluster_is_more_alike() -> None:
     assert separation(apart, clusters) == (1, 0, 1)
     assert separation(1 - apart, clusters) == (0, 1, 0)
     assert separation(torch.ones(4, 4), clusters) == (1, 1, 0.5)
+
+
+def test_rows_of_different_data_are_not_paired_and_rows_from_before_there_was_a_digest_fit_any():
+    recipe = find_cell("var1/scenario=1/clients=10/MAPL").recipe()
+    row, control = made_row(recipe, "var1", "MAPL", 0.7), made_row(control_of(recipe), "var1", "MAPL", 0.6)
+    for ours, theirs, paired in (("", "", True), ("aa", "", True), ("aa", "aa", True), ("aa", "bb", False)):
+        gain, _ = difference([replace(row, data=ours)], [replace(control, data=theirs)], "accuracy")
+        assert (gain is not None) == paired
+
+
+def test_the_rows_in_the_repository_are_all_in_use():
+    folder = Path(__file__).parents[1] / "docs" / "reproduction"
+    lines = sum(len(path.read_text().splitlines()) for path in folder.glob("*.jsonl"))
+    assert len(Store(folder).runs) == lines == 33

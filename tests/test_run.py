@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import mapl
 from conftest import assert_same, made_of, parameters, play, row_of, small, stop_after, written
 from mapl import MaplError, Recipe
+from mapl.methods.local import Local
 from mapl.recipe import to_toml
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.history import Round, load
@@ -175,10 +179,15 @@ def test_a_run_is_not_made_shorter(tmp_path):
 def test_a_recipe_that_was_changed_under_a_run_is_noticed(tmp_path):
     mapl.run(small(), tmp_path / "run")
     (tmp_path / "run" / "recipe.toml").write_text(to_toml(small(train={"learning_rate": 0.5})))
-    with pytest.raises(MaplError, match="not the one that its checkpoint was written with"):
+    with pytest.raises(MaplError, match=r"recipe.toml. is not the recipe that this run began with"):
         mapl.resume(tmp_path / "run")
     (tmp_path / "run" / "recipe.toml").write_text(to_toml(small(name="other", checkpoint={"keep": 5})))
-    mapl.resume(tmp_path / "run")
+    with pytest.raises(MaplError, match=r"recipe.toml. was edited"):
+        load(tmp_path / "run")
+    said = []
+    assert mapl.resume(tmp_path / "run", warn=said.append).recipe.name == "other"
+    assert ["recipe.toml" in sentence for sentence in said] == [True]
+    mapl.resume(tmp_path / "run", warn=pytest.fail)
 
 
 def test_observers_see_every_round_and_every_second(tmp_path):
@@ -200,19 +209,20 @@ def test_an_observers_own_trouble_is_not_taken_for_a_full_disk(tmp_path):
 
 def test_a_line_of_the_history_is_encoded_once(tmp_path, monkeypatch):
     encoded = []
-    to_json = mapl.runs.history.to_json
-    monkeypatch.setattr("mapl.runs.history.to_json", lambda values: encoded.append(values["round"]) or to_json(values))
+    to_json = mapl.runs.chain.to_json
+    monkeypatch.setattr("mapl.runs.chain.to_json", lambda values: encoded.append(values["round"]) or to_json(values))
     record = mapl.run(small(rounds=5), tmp_path / "run")
     assert encoded == [0, 1, 2, 3, 4]
-    assert "".join(r.line() for r in record.rounds) == (tmp_path / "run" / "history.jsonl").read_text()
+    with (tmp_path / "run" / "history.jsonl").open() as file:
+        assert [Round.of_line(line) for line in file] == record.rounds
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
-def test_numbers_of_a_line_come_back_to_the_last_bit(numbers):
-    line = Round(3, {"prototype": numbers}, numbers, 7, 10**15, numbers)
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1), st.lists(st.floats(0, 1), min_size=1))
+def test_numbers_of_a_line_come_back_to_the_last_bit(numbers, shares):
+    line = Round(3, {"prototype": numbers}, shares, 7, 10**15, shares)
     back = Round.of_line(line.line())
     assert back == line
-    assert [math.copysign(1, x) for x in back.accuracy] == [math.copysign(1, x) for x in numbers]
+    assert [math.copysign(1, x) for x in back.losses["prototype"]] == [math.copysign(1, x) for x in numbers]
 
 
 # Where a run is written
@@ -225,7 +235,7 @@ def test_a_run_has_one_writer_at_a_time(tmp_path):
     def second(*_):
         for start in (mapl.resume, lambda folder: mapl.run(small(), folder, overwrite=True)):
             with pytest.raises(
-                MaplError, match=r"another process is writing run '.*run'; wait for it, or end it"
+                MaplError, match=r"somebody else is writing run '.*run'; wait for it, or end it"
             ) as error:
                 start(tmp_path / "run")
             refused.append(error.value.status)
@@ -339,6 +349,59 @@ def test_data_and_backbones_given_in_python(tmp_path):
         mapl.resume(tmp_path / "stopped", data=data)
     mapl.resume(tmp_path / "stopped", **given)
     assert written(tmp_path / "stopped") == written(tmp_path / "whole")
+
+
+PAIRS = TensorDataset(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"recipe": {"clients": 2}}, r"recipe: got a dict; .*Recipe\.of"),
+        ({"recipe": PAIRS}, "recipe: got a TensorDataset"),
+        ({"data": PAIRS}, r"data: got a TensorDataset; .*mapl\.Dataset"),
+        ({"data": {"train": PAIRS, "test": PAIRS}}, r"data: got a dict with the key 'train'; .*mapl\.Dataset"),
+        ({"data": dict.fromkeys(range(4), PAIRS)}, "data: client 0 got a TensorDataset"),
+        ({"backbones": [Tiny]}, "backbones: got a list"),
+        (
+            {"backbones": {"mine": lambda image: Tiny(image, 12)}},
+            r"'mine' cannot be called with \(image shape, embedding\)",
+        ),
+        ({"backbones": {"mine": nn.Linear(2, 2)}}, "'mine' is a network"),
+        ({"backbones": {"mine": "mlp"}}, "'mine' cannot be called"),
+        ({"backbones": {"mine": lambda image, embedding: 3}}, "'mine' returned a int"),
+    ],
+)
+def test_what_is_given_in_python_and_of_the_wrong_kind_is_one_sentence(given, sentence, tmp_path):
+    with pytest.raises(MaplError, match=sentence) as error:
+        mapl.run(**{"recipe": small(rounds=1), "folder": tmp_path / "run", **given})
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+class Returning(Local):
+    """A method whose loss returns what a test wants."""
+
+    result: ClassVar[Callable[[torch.Tensor], object]]
+
+    def loss(self, client, images, labels):
+        return Returning.result(super().loss(client, images, labels)["cross_entropy"])
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        (lambda ce: ce, r"loss of Returning returned a Tensor; .*by name"),
+        (lambda ce: {}, "returned an empty dict"),
+        (lambda ce: {"ce": ce, "extra": 0.0}, "term 'extra' .* type float"),
+        (lambda ce: {"ce": ce.expand(3)}, r"term 'ce' .* shape \(3,\)"),
+    ],
+)
+def test_a_loss_of_the_wrong_kind_is_one_sentence(result, sentence, tmp_path, monkeypatch):
+    monkeypatch.setattr(Returning, "result", staticmethod(result), raising=False)
+    recipe = small("local", rounds=1, method={"name": f"{__name__}:Returning"}, model={"backbones": ["mlp"]})
+    with pytest.raises(MaplError, match=sentence):
+        mapl.run(recipe, tmp_path / "run")
 
 
 def test_a_given_backbone_may_take_the_place_of_a_known_one():

@@ -136,6 +136,33 @@ def test_a_term_that_appears_later_gets_a_column(tmp_path: Path) -> None:
     assert not (tmp_path / "clients.csv").exists()
 
 
+class Failing:
+    """A writer that fails in its second round."""
+
+    def __init__(self, folder: Path):
+        self.calls = 0
+
+    def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            raise ValueError("no room")
+
+
+def test_a_writer_that_fails_is_dropped_with_one_warning_and_the_run_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    writers = open_writers([f"{__name__}:Failing", "csv"], folder)
+    with pytest.warns(UserWarning, match="Failing.* round 1 .*dropped.*no room") as warned:
+        record = mapl.run(small(rounds=4, model={"backbones": ["mlp"]}), folder, observers=writers)
+    assert len([w for w in warned if "dropped" in str(w.message)]) == 1
+    assert record.finished
+    assert column(folder / "rounds.csv", "round") == ["0", "1", "2", "3"], "the others are not affected"
+
+
+def test_an_observer_that_is_no_writer_may_still_end_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no room"):
+        mapl.run(small(rounds=4, model={"backbones": ["mlp"]}), tmp_path / "run", observers=[Failing(tmp_path)])
+
+
 def test_somebody_elses_table_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "rounds.csv").write_text("name,age\nAda,36\n")
     with pytest.raises(MaplError, match=r"rounds\.csv'.* not overwritten"):

@@ -1,5 +1,10 @@
 """`python -m mapl` is the command line."""
 
-from mapl.cli import main
+import sys
+
+try:
+    from mapl.cli import main
+except KeyboardInterrupt:
+    sys.exit(130)
 
 main()

@@ -24,6 +24,10 @@ class Busy(MaplError):
     status = 1
 
 
+class NotFinite(MaplError):
+    """A number became infinite, or is none any more."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> MaplError:
     """The error for an unknown name: it lists the known ones and the nearest match."""
     names = sorted(known)

@@ -9,11 +9,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import torch
 
 NOBODY = -1
 """The client of a draw that belongs to the whole network (a topology, a partition)."""
+
+SHARED = RLock()
+"""Held by whoever uses the generators that all threads share (torch's global one, numpy's and Python's).
+
+Two runs in threads of one process take turns there, and so draw what each would draw alone.
+"""
 
 ALWAYS = -1
 """The round of a draw that happens once (an initialisation)."""
@@ -36,6 +43,6 @@ def seeded(key: int) -> Iterator[None]:
 
     Afterwards its old state is restored.
     """
-    with torch.random.fork_rng(devices=[]):
+    with SHARED, torch.random.fork_rng(devices=[]):
         torch.manual_seed(key)
         yield

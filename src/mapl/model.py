@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from torch.nn.parameter import is_lazy
 import mapl.backbones
 from mapl.backbones._foreign import Backbone, adapted, timm_model
 from mapl.errors import MaplError
-from mapl.keys import ALWAYS, NOBODY, generator, key
+from mapl.keys import ALWAYS, NOBODY, generator, key, seeded
 from mapl.network import fingerprint
-from mapl.plugins import find
+from mapl.plugins import find, permit
 
 __all__ = [
     "Backbone",
@@ -176,6 +177,7 @@ def find_backbone(name: str) -> Backbone:
     """The backbone with that name or import path, such as torchvision.models:resnet18 or timm:resnet18."""
     module, _, model = name.partition(":")
     if module == "timm" and model:
+        permit(name)
         return timm_model(model)
     backbone: Backbone = find("backbone", name, mapl.backbones)
     if not callable(backbone):
@@ -204,12 +206,8 @@ def build(
         if settings.common_start
         else key(seed, client, ALWAYS, "weights")
     )
-    # torch's initialisers use the global generator: seed it with our key, then restore it.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(start)
-        network = backbone(image, settings.embedding)
-        if not isinstance(network, nn.Module):
-            raise MaplError(f"backbone {name!r} returned a {type(network).__name__}, not a torch.nn.Module")
+    with seeded(start):
+        network = _network(name, backbone, image, settings.embedding)
         # Drawn even if it is not kept, so that a head's first weights do not depend on the method.
         projector = _projector(settings)
         model = ClientModel(network, nn.Linear(settings.embedding, classes))
@@ -220,6 +218,21 @@ def build(
     if check or any(map(is_lazy, model.parameters())):  # lazy layers get their shapes in a first call
         check_output(f"backbone {name!r}", model.backbone, image, settings.embedding, "model.embedding")
     return model
+
+
+def _network(name: str, backbone: Backbone, image: tuple[int, int, int], embedding: int) -> nn.Module:
+    if isinstance(backbone, nn.Module):
+        raise MaplError(f"backbone {name!r} is a network; give what makes one, called with (image shape, embedding)")
+    try:
+        inspect.signature(backbone).bind(image, embedding)
+    except TypeError as error:
+        raise MaplError(f"backbone {name!r} cannot be called with (image shape, embedding): {error}") from error
+    except ValueError:  # a callable that does not tell what it takes
+        pass
+    network: object = backbone(image, embedding)
+    if not isinstance(network, nn.Module):
+        raise MaplError(f"backbone {name!r} returned a {type(network).__name__}, not a torch.nn.Module")
+    return network
 
 
 def _projector(settings: ModelSettings) -> nn.Module:

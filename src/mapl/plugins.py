@@ -4,6 +4,10 @@ A room of the package (`methods/`, `backbones/`, `data/sources/`, `runs/writers/
 `__all__`. To register something, write its file. Anything outside the package is named by its import path.
 
 Names and summaries are read from the source. So a list imports nothing, and `find` imports only the file that it needs.
+
+An import path is code. The user names it in Python, on the command line, or in the recipe file given to `mapl run`. A
+run folder may come from anybody, so inside `looking` the only import paths that are followed are those that the user
+has named in this process.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +25,65 @@ from types import ModuleType
 from typing import Any
 
 from mapl.errors import MaplError, unknown
+
+_trust: ContextVar[bool | None] = ContextVar("_trust", default=None)
+"""Whether `looking` follows any import path; None outside of it."""
+_named: set[str] = set()
+"""The import paths that the user has named in this process."""
+
+
+class Untrusted(MaplError):
+    """A file names code from outside the package, and the user has not."""
+
+    def __init__(self, path: str):
+        self.path = path
+        super().__init__(
+            f"{path!r} is code that only a file names, not you: to import and run it, give --trust, or in Python "
+            "trust=True"
+        )
+
+
+@contextmanager
+def looking(trust: bool = False) -> Iterator[None]:
+    """Inside, a file chooses what happens: `load` refuses import paths that the user has not named.
+
+    With `trust`, it refuses none. A `looking` inside that one trusts too.
+    """
+    token = _trust.set(trust or _trust.get() or False)
+    try:
+        yield
+    finally:
+        _trust.reset(token)
+
+
+def is_looking() -> bool:
+    """Whether a file chooses what happens."""
+    return _trust.get() is not None
+
+
+def take_as_named(given: Any) -> None:
+    """Take note of every import path in a tree of settings that the user gave."""
+    if isinstance(given, str):
+        if ":" in given:
+            _named.add(given)
+    elif isinstance(given, Mapping):
+        for value in given.values():
+            take_as_named(value)
+    elif isinstance(given, Sequence):
+        for value in given:
+            take_as_named(value)
+
+
+def permit(path: str) -> None:
+    """Refuse an import path that only a file names. What is permitted once counts as named."""
+    if not is_permitted(path):
+        raise Untrusted(path)
+    _named.add(path)
+
+
+def is_permitted(path: str) -> bool:
+    """Whether an import path may be followed."""
+    return _trust.get() is not False or path in _named
 
 
 @dataclass(frozen=True)
@@ -71,6 +136,7 @@ def load(path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise MaplError(f"{path!r} is not an import path: write it as package.module:Name")
+    permit(path)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
 
 import mapl.data.sources
 import mapl.methods
@@ -25,9 +36,11 @@ from mapl.engine.settings import EngineSettings, TrainSettings
 from mapl.errors import MaplError, unknown
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods.mapl import MaplSettings
+from mapl.mixing import MixingSettings
 from mapl.model import ModelSettings
-from mapl.network import CompressSettings, TopologySettings
-from mapl.plugins import find
+from mapl.names import check_name, folder_name, printable
+from mapl.network import CompressSettings, NoiseSettings, TopologySettings
+from mapl.plugins import Untrusted, find, is_looking, looking, take_as_named
 
 Tree = dict[str, Any]
 Provenance = dict[str, str]
@@ -36,8 +49,15 @@ Provenance = dict[str, str]
 UNSET = "none"
 """How a recipe file says that a setting has no value, because TOML has no null."""
 
-LATER = {"train": ("steps", "warmup_rounds", "cosine_rounds"), "partition": ("pooled", "sizes")}
+LATER = {
+    "train": ("steps", "warmup_rounds", "cosine_rounds"),
+    "partition": ("pooled", "sizes", "digest"),
+    "network": ("noise",),
+}
 """Settings that were added later. A run with their defaults is the run that it was before."""
+
+VERSION = 1
+"""The version of recipe files that this mapl writes. It reads this one, older ones, and files that name none."""
 
 GIVEN_IN_PYTHON = "python"
 """The name of a data set that was given as an object."""
@@ -77,6 +97,8 @@ class NetworkSection(Section):
     )
     letter_limit: int | None = Field(None, ge=1, description="The largest letter in bytes; 'none': no limit.")
     compress: CompressSettings = Field(CompressSettings(), description="How letters are compressed.")
+    noise: NoiseSettings = Field(NoiseSettings(), description="Noise on the letters that clients write.")
+    mixing: MixingSettings = Field(MixingSettings(), description="How letters are averaged.")
 
 
 class EvaluateSection(Section):
@@ -115,19 +137,56 @@ def _typed_method(value: Any) -> Any:
     return settings.model_validate({**_with_none(value, settings), "name": name})
 
 
+class UnreadSettings(MethodSettings):
+    """The settings of a method that is not imported, as they are written."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_data(cls, values: Any) -> Any:
+        _check_data(values)
+        return values
+
+
+def _check_data(value: Any) -> None:
+    """Refuse anything but a tree of texts, numbers, lists and tables with plain keys, as a recipe is saved."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+                raise ValueError(f"a key of its settings should be letters, digits and underscores, not {key!r}")
+            _check_data(below)
+    elif isinstance(value, list):
+        for below in value:
+            _check_data(below)
+    elif not (isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))):
+        raise ValueError(f"its settings should be texts, finite numbers, lists and tables, not {value!r}")
+
+
+def method_class(name: str) -> type[Method[Any]]:
+    """The method of that name. `Method` itself, with its defaults, stands for code that may not be imported."""
+    try:
+        found = find("method", name, mapl.methods)
+    except Untrusted:
+        return Method
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise MaplError(f"method {name!r} is not a method: it should be a subclass of mapl.Method")
+    return found
+
+
 def settings_class(method: str) -> type[MethodSettings]:
     """The settings that belong to a method."""
-    found = find("method", method, mapl.methods)
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise MaplError(f"method {method!r} is not a method: it should be a subclass of mapl.Method")
-    settings: type[MethodSettings] = found.Settings
+    found = method_class(method)
+    settings: type[MethodSettings] = UnreadSettings if found is Method else found.Settings
     return settings
 
 
 class Recipe(Section):
     """Everything that describes a run."""
 
-    name: str = Field("", description="Name of the run and of its folder; empty: made from the settings.")
+    name: Annotated[str, AfterValidator(check_name)] = Field(
+        "", description="Name of the run and of its folder; empty: made from the settings."
+    )
     seed: int = Field(0, ge=0, description="Seed of every random draw.")
     clients: int = Field(20, ge=1, description="Number of clients, M.")
     rounds: int = Field(400, ge=1, description="Number of rounds, T.")
@@ -153,35 +212,87 @@ class Recipe(Section):
         """The name of the run, or one made from its settings."""
         alike = list(self.model.backbones) if len(set(self.model.backbones)) == 1 else []
         parts = (self.data.name, self.partition.short(), self.method.name, *alike, self.network.topology.name)
-        title = "-".join(part.replace(":", ".").replace("/", ".") for part in parts)
-        return self.name or f"{title}-m{self.clients}-seed{self.seed}"
+        return self.name or f"{folder_name('-'.join(parts))}-m{self.clients}-seed{self.seed}"
+
+    def settings(self) -> Tree:
+        """All settings that make this the run that it is. Equal settings on equal data are the same run.
+
+        This is the one definition of "the same run". It leaves out the name, the device, checkpoints, how often and
+        on which further images clients are tested, and the length: a longer run begins with the rounds of a shorter
+        one. Results are equal over any transport, and without letters all networks are the same. A recipe says where
+        its data are, but not what they are: `Record.identity` adds that.
+        """
+        tree = self.model_dump(
+            mode="json",
+            exclude={
+                "name": True,
+                "rounds": True,
+                "checkpoint": True,
+                "engine": True,
+                "data": {"folder"},
+                "network": {"transport"},
+                "evaluate": {"every", "all_images"},
+            },
+        )
+        # What a method from elsewhere does is not asked: that would import it, and a fingerprint needs only the recipe.
+        if self.network.topology.name == "none" or (":" not in self.method.name and is_silent(self)):
+            tree["network"] = NOBODY.model_dump(mode="json", exclude={"transport"})
+        return tree
 
     def fingerprint(self) -> str:
-        """16 hex digits, equal for recipes that describe the same run, whatever its name, device and length."""
-        tree = self.model_dump(mode="json", exclude={"name", "rounds", "checkpoint", "engine"})
-        tree["data"].pop("folder")
-        tree["network"].pop("transport")  # results are equal over any transport
-        if self.network.compress.kind == "none":
+        """16 hex digits, equal for recipes with the same `settings`."""
+        tree = self.settings()
+        tree["evaluate"]["every"] = 1  # as in fingerprints from when it was a part of them
+        if tree["network"]["compress"]["kind"] == "none":
             tree["network"].pop("compress")
+        if tree["network"]["mixing"]["kind"] == "mean":
+            tree["network"].pop("mixing")
+        if tree["network"]["topology"]["digest"] is None:
+            tree["network"]["topology"].pop("digest")
         # As in runs from before there was a choice.
         for section, keys in LATER.items():
             defaults = type(getattr(self, section))().model_dump(mode="json")
             tree[section] = {k: v for k, v in tree[section].items() if k not in keys or v != defaults[k]}
-        tree["evaluate"].pop("all_images")  # it changes neither training nor the recipe's own test
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def names_code(recipe: Recipe) -> bool:
+    """Whether it names code from outside the package, as an import path."""
+    values = flat(recipe.model_dump(mode="json")).values()
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    return any(isinstance(text, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) for text in texts)
+
+
+NOBODY = NetworkSection.model_validate({"topology": {"name": "none"}})
+"""The empty network, without any limit on letters."""
+
+
+def has_letters(recipe: Recipe) -> bool:
+    """Whether letters are written."""
+    return recipe.network.topology.name != "none" and not is_silent(recipe)
+
+
+@looking()
+def is_silent(recipe: Recipe) -> bool:
+    """Whether the method writes no letters on any network."""
+    return method_class(recipe.method.name).silent
 
 
 def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     """A recipe from named layers, each overriding the one before, the data set's suggestions and the defaults."""
+    if not is_looking():
+        take_as_named([layer for _, layer in layers])
     given: Tree = {}
     for _, layer in layers:
         over = _expand_names(layer)
         given = merge(_ready_for(over, given), over)
     data = given.get("data", {})
     name = data.get("name", "digits") if isinstance(data, dict) else getattr(data, "name", "digits")
-    stack = [(f"data set {name}", suggestions(name, given.get("method", {})))]
-    stack += [(origin, _expand_names(layer)) for origin, layer in layers]
-    tree = merge(stack[0][1], given)
+    defaults = [(f"data set {name}", suggestions(name, given.get("method", {})))]
+    if given.get("clients") == 1:
+        defaults.append(("a single client", {"partition": {"clusters": 1}}))
+    stack = defaults + [(origin, _expand_names(layer)) for origin, layer in layers]
+    tree = merge(reduce(merge, (layer for _, layer in defaults)), given)
     source = " and ".join(origin for origin, _ in layers) or "defaults"
     recipe = validated(tree, source)
     origins = {key: origin for origin, layer in stack for key in flat(layer)}
@@ -208,13 +319,16 @@ def suggestions(data: Any, method: Any) -> Tree:
     """The defaults for this data set; of those for methods, only the ones that this method has."""
     if data == GIVEN_IN_PYTHON or not isinstance(data, str):
         return {}
-    source = find("data set", data, mapl.data.sources)
+    try:
+        source = find("data set", data, mapl.data.sources)
+    except Untrusted:
+        source = None
     suggested: Tree = getattr(source, "suggests", {})
     name = method.get("name", "mapl") if isinstance(method, dict) else None
     if not isinstance(name, str):
         return suggested
     known = settings_class(name).model_fields
-    if find("method", name, mapl.methods).homogeneous:
+    if method_class(name).homogeneous:
         suggested = merge(suggested, {"model": {"backbones": [getattr(source, "alike", "resnet18")]}})
     taken = {k: v for k, v in suggested.get("method", {}).items() if k in known}
     # An empty table would count as the origin of all defaults of the method.
@@ -236,10 +350,22 @@ def read(path: Path) -> Tree:
 
 def validated(tree: Tree, source: str) -> Recipe:
     """The recipe of a tree, or one error that says which key, what it got, and what it takes."""
+    tree = dict(tree)
+    _check_version(tree.pop("version", VERSION), source)
     try:
         return Recipe.model_validate(_with_none(tree, Recipe))
     except ValidationError as error:
         raise MaplError(f"recipe ({source}): {_complaint(error.errors(), tree)}") from None
+
+
+def _check_version(version: Any, source: str) -> None:
+    if type(version) is not int or version < 1:
+        raise MaplError(f"recipe ({source}): version: got {version!r}, but it should be a whole number from 1 on")
+    if version > VERSION:
+        raise MaplError(
+            f"recipe ({source}) was written by a newer mapl: it has version {version}, and this mapl reads up to "
+            f"version {VERSION}"
+        )
 
 
 def merge(base: Tree, over: Tree) -> Tree:
@@ -267,7 +393,7 @@ def assignment(text: str) -> Tree:
 
 def to_toml(recipe: Recipe, provenance: Provenance | None = None) -> str:
     """The whole recipe as TOML; with provenance, each line says where its value came from."""
-    tree = recipe.model_dump(mode="json")
+    tree = {"version": VERSION, **recipe.model_dump(mode="json")}
     lines = list(_toml_lines(tree, (), provenance or {}))
     return "\n".join(lines) + "\n"
 
@@ -275,22 +401,33 @@ def to_toml(recipe: Recipe, provenance: Provenance | None = None) -> str:
 def _toml_lines(tree: Tree, path: tuple[str, ...], provenance: Provenance) -> Iterator[str]:
     values = {key: value for key, value in tree.items() if not isinstance(value, dict)}
     if path and values:
-        yield from ("", f"[{'.'.join(path)}]")
+        yield from ("", f"[{'.'.join(map(_toml_key, path))}]")
     for key, value in values.items():
-        line = f"{key} = {json.dumps(UNSET if value is None else value, ensure_ascii=False)}"
+        line = f"{_toml_key(key)} = {_toml_text(UNSET if value is None else value)}"
         origin = provenance.get(".".join((*path, key)))
-        yield f"{line:<48} # {origin}" if origin else line
+        yield f"{line:<48} # {printable(origin)}" if origin else line
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _toml_lines(value, (*path, key), provenance)
 
 
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
+
+
+def _toml_text(value: Any) -> str:
+    """A value in TOML, with invisible characters written out."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if printable(c) == c else f"\\U{ord(c):08x}" for c in text)
+
+
 def _expand_names(layer: Tree) -> Tree:
-    """`method = "local"` is short for `[method] name = "local"`; the same for `data`, and the kind of compression."""
+    """`method = "local"` is short for `[method] name = "local"`; the same for `data`, and for kinds in `network`."""
     tree = {k: {"name": v} if k in ("method", "data") and isinstance(v, str) else v for k, v in layer.items()}
     network = tree.get("network")
-    if isinstance(network, dict) and isinstance(network.get("compress"), str):
-        tree["network"] = {**network, "compress": {"kind": network["compress"]}}
+    if isinstance(network, dict):
+        kinds = ("compress", "mixing")
+        tree["network"] = {k: {"kind": v} if k in kinds and isinstance(v, str) else v for k, v in network.items()}
     return tree
 
 

@@ -17,9 +17,10 @@ def share_inside(weights: Tensor, clusters: Sequence[int]) -> float | None:
     """Share of the weight that clients give to *others* which stays inside their own cluster.
 
     weights: W (M, M), one row per client. The diagonal does not count: a client that listens to nobody recovers
-    nothing. None where nobody listens to anybody, and where all clients are in one cluster.
+    nothing. None where nobody listens to anybody, where all clients are in one cluster, and where every client is a
+    cluster of its own.
     """
-    if len(set(clusters)) < 2:
+    if not 1 < len(set(clusters)) < len(clusters):
         return None
     label = torch.tensor(list(clusters))
     others = weights.clone().fill_diagonal_(0)

@@ -1,7 +1,8 @@
 """Runs side by side: accuracy, cost and collaboration gain.
 
-The collaboration gain of an arm is its accuracy minus that of its control: the same recipe and seed on the empty
-network. Shards and initial weights are equal in both, so the difference is what the letters add.
+The collaboration gain of an arm is its accuracy minus that of its control: the same settings, data and seed on the
+empty network, after as many rounds. Shards and initial weights are equal in both, so the difference is what the letters
+add. What is the same is said in one place, `Recipe.settings`, and the data count by their content (`Record.data`).
 
 The ceiling of an arm is its control with the images of each cluster pooled. The share of the way is the gain of the arm
 over the gain of its ceiling: 0 is training alone, 1 is as good as sharing all data inside the clusters.
@@ -12,13 +13,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
 from mapl.analysis.clusters import share_inside
-from mapl.analysis.control import ceilings, has_letters, is_ceiling, is_control, is_silent, twins
-from mapl.recipe import Recipe, flat
+from mapl.analysis.control import ceilings, is_ceiling, is_control, twins
+from mapl.recipe import Recipe, flat, has_letters, is_silent
 from mapl.runs.history import Record
 
 ROUNDING = 1e-9
@@ -74,6 +75,10 @@ class Arm:
     seconds: float
     is_control: bool
     is_ceiling: bool
+    pairs: int = 0
+    """Over how many pairs of runs the gain is: seeds that its control has as well, tested in the same round."""
+    differs: dict[str, Any] = field(default_factory=dict)
+    """Its values of the settings in which the arms differ, apart from the method."""
 
     @property
     def way(self) -> str:
@@ -91,31 +96,37 @@ def group(records: Sequence[Record]) -> dict[str, list[Record]]:
 
     A seed counts once, or it would narrow the interval. Of several runs of one seed, the longest counts.
     """
-    arms = [[_farthest(runs) for runs in seeds.values()] for seeds in _by_seed(records).values()]
-    labels = _labels([runs[0].recipe for runs in arms])
+    arms = [_tested_first([_farthest(runs) for runs in seeds.values()]) for seeds in _by_seed(records).values()]
+    labels = _labels([runs[0] for runs in arms])
     return {_with_age(label, runs): runs for label, runs in zip(labels, arms, strict=True)}
 
 
+def _tested_first(runs: list[Record]) -> list[Record]:
+    """The runs that were tested, or all if none was."""
+    return [run for run in runs if run.tested] or runs
+
+
 def left_out(records: Sequence[Record]) -> list[str]:
-    """A sentence for each run that `group` leaves out. The same folder given twice is not worth one."""
-    sentences = []
+    """A sentence for each run that `compare` leaves out. The same folder given twice is not worth one."""
+    untested = {run.folder: run for run in records if not run.tested}
+    sentences = [f"run {str(folder)!r} is left out: it has not been tested yet" for folder in untested]
     for seeds in _by_seed(records).values():
         for runs in seeds.values():
             kept = _farthest(runs)
-            others = {run.folder: run for run in runs if run.folder != kept.folder}
+            others = {run.folder: run for run in runs if run.tested and run.folder != kept.folder}
             sentences += [
                 f"run {str(run.folder)!r} ({_age([run])}) is left out: {str(kept.folder)!r} ({_age([kept])}) has the "
-                "same recipe and seed"
+                "same recipe, data and seed"
                 for run in others.values()
             ]
     return sentences
 
 
 def _by_seed(records: Sequence[Record]) -> dict[str, dict[int, list[Record]]]:
-    """All runs, by recipe and then by seed."""
+    """All runs, by recipe and data and then by seed."""
     arms: dict[str, dict[int, list[Record]]] = {}
     for record in records:
-        arms.setdefault(_key(_tree(record.recipe)), {}).setdefault(record.recipe.seed, []).append(record)
+        arms.setdefault(_key(_tree(record)), {}).setdefault(record.recipe.seed, []).append(record)
     return arms
 
 
@@ -138,21 +149,49 @@ def _age(runs: Sequence[Record]) -> str:
 
 
 def compare(records: Sequence[Record]) -> list[Arm]:
-    """The runs as arms, in the order first given. Every run must have been tested at least once."""
+    """The runs as arms, in the order first given. Runs that have not been tested are left out."""
     groups = group(records)
-    by_key = {_key(_tree(runs[0].recipe)): runs for runs in groups.values()}
+    tested = {label: runs for label, runs in groups.items() if runs[0].tested}
+    alike: dict[str, list[Record]] = {}
+    for run in (run for runs in tested.values() for run in runs):
+        alike.setdefault(_what(run.recipe, run.data), []).append(run)
+    differing = _differing([runs[0] for runs in tested.values()])
     arms = []
-    for label, runs in groups.items():
-        recipe = runs[0].recipe
-        arms.append(_arm(label, runs, _controls(recipe, by_key), _ceilings(recipe, groups.values())))
+    for (label, runs), differs in zip(tested.items(), differing, strict=True):
+        controls, pooled = _controls(runs[0], alike), _ceilings(runs[0], tested.values())
+        arms.append(_arm(label, runs, controls, pooled, differs))
     return arms
+
+
+def notes(arms: Sequence[Arm]) -> list[str]:
+    """What the numbers do not say: over how many pairs each gain is, and in which settings the arms differ."""
+    gains: dict[str, list[str]] = {}
+    for arm in arms:
+        if arm.gain is not None:
+            over = f"{arm.pairs} {'pair' if arm.pairs == 1 else 'pairs'}"
+            few = "" if arm.pairs == len(arm.seeds) else f", though it has {len(arm.seeds)} seeds"
+            gains.setdefault(over + few, []).append(arm.label)
+    pairs = [f"gain of {'; '.join(labels)}: over {text}" for text, labels in gains.items()]
+    differing: dict[str, dict[str, list[str]]] = {}
+    for arm in arms:
+        for key, value in arm.differs.items():
+            differing.setdefault(key, {}).setdefault(_value(value), []).append(arm.label)
+    settings = []
+    for key, values in differing.items():
+        texts = (f"{value} ({'; '.join(labels)})" for value, labels in values.items())
+        settings.append(f"{key}: {', '.join(texts)}")
+    return [*pairs, *settings]
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 Age = tuple[int, int]
 """A seed and a round."""
 
 
-def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Record]) -> Arm:
+def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Record], differs: dict[str, Any]) -> Arm:
     control, ceiling = _accuracies(controls), _accuracies(pooled)
     # A run that was stopped early is compared with its control at the same round.
     own = {(r.recipe.seed, r.tested[-1].round): r.mean for r in runs}
@@ -176,6 +215,8 @@ def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Re
         seconds=fmean(r.seconds for r in runs),
         is_control=is_control(runs[0].recipe),
         is_ceiling=is_ceiling(runs[0].recipe),
+        pairs=len(gains),
+        differs=differs,
     )
 
 
@@ -191,19 +232,15 @@ def _share(gains: Mapping[Age, float], rooms: Mapping[Age, float]) -> Estimate |
     return Estimate.of([gains[age] / room for age, room in rooms.items()])
 
 
-def _tree(recipe: Recipe) -> dict[str, Any]:
-    """What makes two runs the same arm. Without letters all networks are the same."""
-    tree = recipe.model_dump(
-        mode="json",
-        exclude={
-            "name": True,
-            "seed": True,
-            "checkpoint": True,
-            "evaluate": {"every", "all_images"},
-            "data": {"folder"},
-        },
-    )
-    if not has_letters(recipe):
+def _tree(run: Record) -> dict[str, Any]:
+    """What makes two runs a row of the table: what they are, whatever the seed, and also how far and where they ran."""
+    tree = run.recipe.settings()
+    del tree["seed"]
+    tree["data"]["digest"] = run.data
+    tree |= {"rounds": run.recipe.rounds, "engine": run.recipe.engine.model_dump(mode="json")}
+    if has_letters(run.recipe):
+        tree["network"]["transport"] = run.recipe.network.transport
+    else:
         tree["network"] = "none"
     return tree
 
@@ -212,37 +249,69 @@ def _key(tree: dict[str, Any]) -> str:
     return json.dumps(tree, sort_keys=True)
 
 
-def _controls(recipe: Recipe, arms: Mapping[str, list[Record]]) -> list[Record]:
-    """The runs of the recipe's control: its own, or those of a run that is equal without letters."""
-    if not has_letters(recipe):
+def _what(recipe: Recipe, data: str) -> str:
+    """Equal for the seeds of one recipe on the same data, at any length and on any device: what may be paired."""
+    return _key({**recipe.settings(), "seed": None, "content": data})
+
+
+def _controls(run: Record, alike: Mapping[str, list[Record]]) -> list[Record]:
+    """The runs of an arm's control: its own, or those of a run that is equal without letters.
+
+    They may be longer, or from another device. Of several of one seed, the last one counts: that of the same device.
+    """
+    if not has_letters(run.recipe):
         return []
-    return next((runs for twin in twins(recipe) if (runs := arms.get(_key(_tree(twin))))), [])
+    controls = next((runs for twin in twins(run.recipe) if (runs := alike.get(_what(twin, run.data)))), [])
+    return sorted(controls, key=lambda control: control.recipe.engine == run.recipe.engine)
 
 
-def _ceilings(recipe: Recipe, arms: Iterable[list[Record]]) -> list[Record]:
-    """The runs of the recipe's ceiling.
+def _ceilings(run: Record, arms: Iterable[list[Record]]) -> list[Record]:
+    """The runs of an arm's ceiling.
 
     It may have another `train.steps`, because it has more images. Of several, the one with the same steps counts, or
     else the first given.
     """
+    recipe = run.recipe
     if recipe.partition.pooled or not has_letters(recipe):
         return []
     pooled = [runs for runs in arms if is_ceiling(runs[0].recipe)]
     for ceiling in ceilings(recipe):
-        alike = [runs for runs in pooled if _any_steps(runs[0].recipe) == _any_steps(ceiling)]
+        wanted = _what(_any_steps(ceiling), run.data)
+        alike = [runs for runs in pooled if _what(_any_steps(runs[0].recipe), runs[0].data) == wanted]
         if alike:
             return next((runs for runs in alike if runs[0].recipe.train.steps == recipe.train.steps), alike[0])
     return []
 
 
-def _any_steps(recipe: Recipe) -> str:
-    """The key of an arm, whatever its `train.steps`."""
-    return _key(_tree(recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": None})})))
+def _any_steps(recipe: Recipe) -> Recipe:
+    """The recipe without its `train.steps`."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": None})})
 
 
-def _labels(recipes: Sequence[Recipe]) -> list[str]:
+def _differing(arms: Sequence[Record]) -> list[dict[str, Any]]:
+    """For each arm, its values of the settings in which the arms differ.
+
+    Not the method, and not that an arm is pooled or without letters, which its label says. Settings of the method count
+    where arms of one method differ in them.
+    """
+    flats = [flat({**_tree(run), "evaluate": run.recipe.evaluate.model_dump(mode="json")}) for run in arms]
+    keys = [key for key in dict.fromkeys(key for values in flats for key in values) if _differ(key, flats)]
+    return [{key: values[key] for key in keys if key in values} for values in flats]
+
+
+def _differ(key: str, flats: Sequence[dict[str, Any]]) -> bool:
+    if key in ("method.name", "network", "partition.pooled"):
+        return False
+    by_method: dict[str, set[str]] = {}
+    for values in (values for values in flats if key in values):
+        method = values["method.name"] if key.startswith("method.") else ""
+        by_method.setdefault(method, set()).add(json.dumps(values[key]))
+    return any(len(values) > 1 for values in by_method.values())
+
+
+def _labels(runs: Sequence[Record]) -> list[str]:
     """What sets each arm apart, in words."""
-    flats = [flat(_tree(recipe)) for recipe in recipes]
+    recipes, flats = [run.recipe for run in runs], [flat(_tree(run)) for run in runs]
     # An arm without letters has no network settings: it neither differs in them nor hides that others do.
     keys = dict.fromkeys(key for values in flats for key in values if key in _DISTINCTIVE)
     differing = [k for k in keys if len({json.dumps(f[k]) for f in flats if k in f}) > 1]
@@ -263,16 +332,23 @@ def _distinct(labels: list[str], flats: list[dict[str, Any]]) -> list[str]:
     for label, values in zip(labels, flats, strict=True):
         alike = [f for other, f in zip(labels, flats, strict=True) if other == label]
         keys = [k for k in values if any(f.get(k) != values[k] for f in alike)]
-        notes = [str(values[k]) if k == "network.topology.name" else f"{k}={values[k]}" for k in keys]
+        notes = [_NOTES[k](values[k]) if k in _NOTES else f"{k}={values[k]}" for k in keys]
         distinct.append(", ".join([label, *notes]))
     return distinct
 
+
+_NOTES: dict[str, Callable[[Any], str]] = {
+    "network.topology.name": str,
+    "data.digest": lambda value: f"data {value[:6]}",
+}
+"""Settings that a label names without their key, where nothing else tells its arm from another."""
 
 _DISTINCTIVE: dict[str, Callable[[Any], str]] = {
     "data.name": str,
     "partition.scenario": lambda value: f"scenario {value}",
     "clients": lambda value: f"{value} clients",
     "model.backbones": lambda value: "one backbone" if len(set(value)) == 1 else f"{len(set(value))} backbones",
+    "network.mixing.kind": lambda value: f"{value} mixing",
     "network.compress.kind": lambda value: f"{'float32' if value == 'none' else value} letters",
 }
 """Settings that need no key to be understood, and how to say them."""

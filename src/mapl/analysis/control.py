@@ -7,23 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import mapl.methods
-from mapl.plugins import find
-from mapl.recipe import NetworkSection, Recipe, validated
-
-NOBODY = NetworkSection.model_validate({"topology": {"name": "none"}})
-"""The empty network, without any limit on letters."""
-
-
-def has_letters(recipe: Recipe) -> bool:
-    """Whether letters are written."""
-    return recipe.network.topology.name != "none" and not is_silent(recipe)
-
-
-def is_silent(recipe: Recipe) -> bool:
-    """Whether the method writes no letters on any network."""
-    silent: bool = find("method", recipe.method.name, mapl.methods).silent
-    return silent
+from mapl.plugins import looking
+from mapl.recipe import NOBODY, Recipe, has_letters, method_class, validated
 
 
 def is_control(recipe: Recipe) -> bool:
@@ -36,6 +21,7 @@ def is_ceiling(recipe: Recipe) -> bool:
     return not has_letters(recipe) and recipe.partition.pooled
 
 
+@looking()
 def twins(recipe: Recipe) -> list[Recipe]:
     """The recipe without letters, in every form that is the same run, the plainest last.
 
@@ -43,7 +29,7 @@ def twins(recipe: Recipe) -> list[Recipe]:
     the method equals a simpler one there, that one. So one control can serve many arms.
     """
     own = recipe.model_copy(update={"network": NOBODY})
-    method = find("method", recipe.method.name, mapl.methods)
+    method = method_class(recipe.method.name)
     forms = [own]
     if method.unread_without_letters:
         forms.append(_with_method(own, keep=set(method.Settings.model_fields) - method.unread_without_letters))
@@ -70,7 +56,7 @@ def ceiling_of(recipe: Recipe) -> Recipe:
 
 def _with_method(recipe: Recipe, name: str = "", keep: set[str] | None = None) -> Recipe:
     """The recipe with the named method, or its own, keeping the method settings in `keep` or that the method has."""
-    settings = keep or set(find("method", name, mapl.methods).Settings.model_fields)
+    settings = keep or set(method_class(name).Settings.model_fields)
     tree: dict[str, Any] = recipe.model_dump(mode="json")
     kept = {key: value for key, value in tree["method"].items() if key in settings}
     tree["method"] = {**kept, "name": name or recipe.method.name}

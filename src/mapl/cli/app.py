@@ -6,6 +6,7 @@ Commands import what they need when they run.
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from typing import Annotated
@@ -73,6 +74,10 @@ app.add_typer(data.app, name="data", rich_help_panel=SETTINGS)
 def run_app() -> None:
     """Run the command that the arguments name. A `MaplError` is printed, without a traceback."""
     warnings.showwarning = messages.show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal or a pipe that is not UTF-8 shows "?" for what it does not have, such as "±".
+            stream.reconfigure(errors="replace")
     try:
         app()
     except MaplError as error:

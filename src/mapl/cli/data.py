@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from mapl import plugins
 from mapl.cli.recipe_options import (
     ClientsOption,
     DataOption,
@@ -21,8 +22,9 @@ from mapl.cli.recipe_options import (
     compose_recipe,
 )
 from mapl.errors import MaplError
-from mapl.terminal.messages import console
-from mapl.terminal.options import JsonOption, SetOption
+from mapl.names import printable
+from mapl.terminal.messages import console, say
+from mapl.terminal.options import JsonOption, SetOption, TrustOption
 from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> No
     if as_json:
         print(json.dumps({"folder": str(root), "data": entries}, indent=1))
         return
-    print(f"looked for files in {root}")
+    say(f"looked for files in {root}")
     for name, entry in entries.items():
         print(f"{name:<{max(map(len, entries))}}  {entry['files']:<9}  {entry['summary']}")
 
@@ -87,12 +89,12 @@ def get_command(
     settings = DataSettings(name=name, folder=folder)
     published = _published(name)
     if published is None:
-        print(f"{name} has nothing to download")
+        say(f"{name} has nothing to download")
         return
     if published.missing(settings.root()):
         get(published, settings.root(), mirrors=mirror or [], watch=counting, timeout=timeout)
     dataset = _load(settings)
-    print(f"{_sentence(dataset)}, in {settings.root()}")
+    say(f"{_sentence(dataset)}, in {settings.root()}")
 
 
 @app.command("check")
@@ -113,11 +115,11 @@ def check_command(name: NameArgument, folder: FolderOption = None, as_json: Json
         return
     table = Table("class", "training images", "test images")
     for label, train, test in zip(_class_names(dataset), counts["train"], counts["test"], strict=True):
-        table.add_row(label, f"{train:,}", f"{test:,}")
+        table.add_row(printable(label), f"{train:,}", f"{test:,}")
     console().print(table)
-    print(f"{_sentence(dataset)}, read in {seconds:.1f} s")
+    say(f"{_sentence(dataset)}, read in {seconds:.1f} s")
     for path, state in checksums.items():
-        print(f"{path}: {CHECKSUMS[state]}")
+        say(f"{path}: {CHECKSUMS[state]}")
 
 
 CHECKSUMS = {
@@ -137,6 +139,7 @@ def show_command(
     folder: FolderOption = None,
     settings: SetOption = None,
     png: Annotated[Path | None, typer.Option(help="Also draw it, into this file.")] = None,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show how a recipe divides the data: training images per client and class.
@@ -147,10 +150,11 @@ def show_command(
     from mapl.runs.part import load_data
 
     given = [f"data.folder={json.dumps(str(folder))}"] if folder else []
-    composed, _ = compose_recipe(
-        recipe, given + (settings or []), data=data, scenario=scenario, clients=clients, seed=seed
-    )
-    dataset = load_data(composed)
+    with plugins.looking(trust):
+        composed, _ = compose_recipe(
+            recipe, given + (settings or []), data=data, scenario=scenario, clients=clients, seed=seed
+        )
+        dataset = load_data(composed)
     shards = partition(dataset, composed.partition, composed.clients, composed.seed)
     counts = [dataset.train.take(shard.train).counts(dataset.classes) for shard in shards]
     if as_json:
@@ -162,12 +166,12 @@ def show_command(
         console().print(_division_table(dataset, shards, counts))
     if png:
         _draw(dataset, counts, png)
-        print(f"figure: {png}", file=sys.stderr)
+        say(f"figure: {png}", sys.stderr)
 
 
 def _division_table(dataset: Dataset, shards: Sequence[Shard], counts: Sequence[Sequence[int]]) -> Table:
     wide = dataset.classes > WIDEST
-    table = Table(caption=f"training images of {dataset.name} by client and class")
+    table = Table(caption=f"training images of {printable(dataset.name)} by client and class")
     columns = ["classes"] if wide else [str(k) for k in range(dataset.classes)]
     for title in ("client", "cluster", *columns, "train", "test"):
         table.add_column(title, justify="right")

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from mapl.cli.look import print_table
 from mapl.terminal.interrupt import Interrupt, leave
+from mapl.terminal.messages import say
 from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def demo(
     # In folders of their own: the full demo cannot use the short runs of --quick.
     out = out or Path("runs/demo-quick" if quick else "runs/demo")
     jobs = _jobs(out, seeds, quick)
-    print(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}", flush=True)
+    say(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}")
     train(jobs)
     runs = {name: [load(job.folder) for job in jobs if job.arm == name] for name in ARMS}
     records = [record for arm in runs.values() for record in arm]
@@ -76,20 +77,21 @@ def demo(
     page = write_report(
         records, out / "report", title="Ten clients and handwritten digits", introduction="\n\n".join(findings)
     )
-    print(f"report: {page}")
+    say(f"report: {page}")
 
 
 def train(jobs: Sequence[Job]) -> None:
-    """Run all jobs, with progress. Ctrl-C saves and exits with status 130; a second one exits at once."""
+    """Run all jobs, with progress. Ctrl-C or SIGTERM saves and exits; a second Ctrl-C exits at once."""
     from mapl.runs.jobs import carry_out
 
+    interrupt = Interrupt()
     try:
-        with Interrupt() as interrupt, counting("training") as watch:
+        with interrupt, counting("training") as watch:
             finished = carry_out(jobs, stop=interrupt, watch=watch)
     except KeyboardInterrupt:
-        leave("stopped at once; the same command continues from the last checkpoints")
+        leave("stopped at once; the same command continues from the last checkpoints", interrupt.status)
     if not finished:
-        leave("stopped and saved; the same command continues from here")
+        leave("stopped and saved; the same command continues from here", interrupt.status)
 
 
 def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from mapl.terminal.messages import warn
-from mapl.terminal.options import JsonOption
+from mapl.terminal.messages import say, warn
+from mapl.terminal.options import JsonOption, TrustOption
 
 
 class Format(StrEnum):
@@ -38,6 +38,7 @@ def export_command(
         PixelType.UINT8
     ),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the clients' trained models to files, to use them elsewhere.
@@ -50,9 +51,11 @@ def export_command(
     """
     from mapl.runs.export import export_run
 
-    paths = export_run(folder, to, client, format.value, pixels=pixels.value, overwrite=overwrite, warn=warn)
+    paths = export_run(
+        folder, to, client, format.value, pixels=pixels.value, overwrite=overwrite, warn=warn, trust=trust
+    )
     if as_json:
         print(json.dumps([str(path) for path in paths]))
     else:
         for path in paths:
-            print(f"exported: {path}")
+            say(f"exported: {path}")

@@ -23,8 +23,9 @@ from mapl.cli.recipe_options import (
     compose_recipe,
 )
 from mapl.errors import MaplError, unknown
-from mapl.terminal.messages import console, warn
-from mapl.terminal.options import JsonOption, SetOption
+from mapl.names import printable
+from mapl.terminal.messages import console, say, warn
+from mapl.terminal.options import JsonOption, SetOption, TrustOption
 
 if TYPE_CHECKING:
     from mapl.analysis.compare import Arm
@@ -33,22 +34,23 @@ if TYPE_CHECKING:
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")]
 
 
-def compare_command(folders: Folders, as_json: JsonOption = False) -> None:
+def compare_command(folders: Folders, trust: TrustOption = False, as_json: JsonOption = False) -> None:
     """Compare runs: accuracy, collaboration gain, messages, bytes, time.
 
     Runs that differ only in their seed share a row. The collaboration gain is the accuracy minus that of the control
-    arm: the same recipe and seed, trained with [bold]--topology none[/bold]. Give those runs too.
+    arm: the same recipe, data and seed, trained with [bold]--topology none[/bold]. Give those runs too.
+
+    Below the table: over how many pairs each gain is, and every setting in which the rows differ apart from the method.
 
     If there are also runs with [bold]--topology none --set partition.pooled=true[/bold], which train on all data of
     their cluster, the table shows how much of the way from the control to them an arm has made.
     """
     from mapl.analysis.compare import compare
 
-    records = _load(folders)
-    for record in records:
-        if not record.tested:
-            raise MaplError(f"run {str(record.folder)!r} has not been tested yet: resume it, or leave it out")
-    arms = compare(records)
+    with plugins.looking(trust):
+        arms = compare(_load(folders))
+    if not arms:
+        raise MaplError("there is nothing to compare: none of these runs has been tested yet; resume them")
     if as_json:
         print(json.dumps([arm.as_dict() for arm in arms], indent=1))
     else:
@@ -61,15 +63,19 @@ def _load(folders: Sequence[Path]) -> list[Record]:
     from mapl.runs.history import load
 
     records = [load(folder) for folder in folders]
-    for sentence in left_out(records):
+    for sentence in (*(remark for record in records for remark in record.remarks), *left_out(records)):
         warn(sentence)
     return records
 
 
 def print_table(arms: Sequence[Arm]) -> None:
-    """Print arms as a table."""
+    """Print arms as a table, and below it what the numbers alone do not say."""
+    from mapl.analysis.compare import notes
+
     out = console()
     out.print(table(arms, out.width))
+    for note in notes(arms):
+        print(note)
 
 
 def gain_text(arm: Arm) -> str:
@@ -101,7 +107,7 @@ NAME = 14
 CAPTION = {
     "acc. %": "mean over clients at the last test, ± 95 % interval over seeds",
     "std": "over clients",
-    "gain": "over the same recipe and seed without letters, after as many rounds",
+    "gain": "over the same recipe, data and seed without letters, after as many rounds",
     WAY: "gain, as a share of what training on all data of the cluster gains",
     "inside": "share of the weight given to others that stays inside the true clusters",
 }
@@ -117,7 +123,7 @@ def table(arms: Sequence[Arm], width: int) -> Table:
     for title in columns:
         result.add_column(title, justify="right", no_wrap=True, overflow="crop")
     for arm in arms:
-        result.add_row(arm.label, *(CELLS[title](arm) for title in columns))
+        result.add_row(printable(arm.label), *(CELLS[title](arm) for title in columns))
     return result
 
 
@@ -139,12 +145,14 @@ def _width(title: str, arms: Sequence[Arm]) -> int:
 def report_command(
     folders: Folders,
     out: Annotated[Path | None, typer.Option(help="Folder for the page. Default: the first run's.")] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Write a self-contained page about runs (report.html), and its figures as PNG files."""
     from mapl.report import write_report
 
-    page = write_report(_load(folders), out or folders[0] / "report")
-    print(f"report: {page}")
+    with plugins.looking(trust):
+        page = write_report(_load(folders), out or folders[0] / "report")
+    say(f"report: {page}")
 
 
 def _room(name: str) -> Callable[[], dict[str, str]]:
@@ -197,26 +205,34 @@ def show_command(
     topology: TopologyOption = None,
     seed: SeedOption = None,
     settings: SetOption = None,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the whole recipe that mapl run would train with, and where each value comes from.
 
     Takes the same arguments as [bold]mapl run[/bold]. The output is itself a recipe file.
     """
+    from mapl.analysis.privacy import planned
     from mapl.recipe import to_toml
 
-    composed, provenance = compose_recipe(
-        recipe,
-        settings,
-        method=method,
-        data=data,
-        scenario=scenario,
-        clients=clients,
-        rounds=rounds,
-        topology=topology,
-        seed=seed,
-    )
+    with plugins.looking(trust):
+        composed, provenance = compose_recipe(
+            recipe,
+            settings,
+            method=method,
+            data=data,
+            scenario=scenario,
+            clients=clients,
+            rounds=rounds,
+            topology=topology,
+            seed=seed,
+        )
+        for path in (composed.method.name, composed.data.name):
+            if ":" in path and not plugins.is_permitted(path):
+                warn(f"{path!r} is code, which is imported only with --trust; its own defaults are not shown")
     if as_json:
         print(json.dumps({"recipe": composed.model_dump(mode="json"), "provenance": provenance}, indent=1))
     else:
         print(to_toml(composed, provenance), end="")
+        if privacy := planned(composed):
+            print(f"# privacy: {privacy}")

@@ -53,5 +53,6 @@ def _json_line(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
         "messages": line.messages,
         "bytes": line.bytes,
         "seconds": sum(seconds.values()),
+        **({"refused": line.refused} if line.refused else {}),
     }
     print(json.dumps(event), flush=True)

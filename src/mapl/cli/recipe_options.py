@@ -44,12 +44,14 @@ def compose_recipe(
 ) -> tuple[Recipe, Provenance]:
     """The recipe of a file, with options (by the names in `KEYS`) and --set settings over it."""
     from mapl.paper.tables import resolve
+    from mapl.plugins import take_as_named
     from mapl.recipe import assignment, compose, merge, read
 
     given = [f"{KEYS[name]}={json.dumps(value)}" for name, value in options.items() if value is not None]
     over: Tree = {}
     for text in [*given, *(settings or [])]:
         over = merge(over, assignment(text))
+    take_as_named(over)
     layers: list[tuple[str, Tree]] = []
     if path:
         layers.append((str(path), resolve(str(path), over) or read(path)))

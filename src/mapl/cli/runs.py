@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,9 +24,9 @@ from mapl.cli.recipe_options import (
     TopologyOption,
     compose_recipe,
 )
-from mapl.terminal.interrupt import STOPPED, Interrupt
-from mapl.terminal.messages import warn
-from mapl.terminal.options import SetOption
+from mapl.terminal.interrupt import Interrupt, leave
+from mapl.terminal.messages import say, warn
+from mapl.terminal.options import SetOption, TrustOption
 
 if TYPE_CHECKING:
     from mapl.runs.history import Record
@@ -62,7 +65,9 @@ def run_command(
     profile: ProfileOption = False,
     as_json: RoundsJsonOption = False,
 ) -> None:
-    """Train as a recipe says, and save the run in runs/. Ctrl-C saves and stops.
+    """Train as a recipe says, and save the run in runs/. Ctrl-C or SIGTERM saves and stops.
+
+    A recipe can name code (package.module:Name), which is imported and run: trust a recipe file as you would a script.
 
     \b
     [bold]mapl run[/bold]                     MAPL on handwritten digits
@@ -70,6 +75,7 @@ def run_command(
     [bold]mapl run --method mapl+ --scenario 2 --clients 20[/bold]
     [bold]mapl run my.toml --seed 1 --set partition.shots=5[/bold]
     """
+    from mapl.runs.part import default_name
     from mapl.runs.run import run
     from mapl.runs.writers import open_writers
 
@@ -85,11 +91,11 @@ def run_command(
         seed=seed,
         name=name,
     )
-    folder = out / composed.title()
-    with Interrupt() as interrupt, observing(composed.rounds, as_json) as observer:
+    folder = out / default_name(composed)
+    with stoppable(folder) as interrupt, observing(composed.rounds, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
         record = run(composed, folder, observers=observers, stop=interrupt, overwrite=overwrite, profile=profile)
-    conclude(record, as_json, profile)
+    conclude(record, as_json, profile, interrupt.status)
 
 
 def resume_command(
@@ -97,6 +103,7 @@ def resume_command(
     rounds: Annotated[int | None, typer.Option(help="Train to this many rounds, not the recipe's.")] = None,
     log: LogOption = None,
     profile: ProfileOption = False,
+    trust: TrustOption = False,
     as_json: RoundsJsonOption = False,
 ) -> None:
     """Continue a run that was stopped or killed, from its newest intact checkpoint.
@@ -108,14 +115,30 @@ def resume_command(
     from mapl.runs.writers import open_writers
 
     total = rounds or load_recipe(folder).rounds
-    with Interrupt() as interrupt, observing(total, as_json) as observer:
+    with stoppable(folder) as interrupt, observing(total, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
-        record = resume(folder, rounds=rounds, observers=observers, stop=interrupt, warn=warn, profile=profile)
-    conclude(record, as_json, profile)
+        record = resume(
+            folder, rounds=rounds, observers=observers, stop=interrupt, warn=warn, profile=profile, trust=trust
+        )
+    conclude(record, as_json, profile, interrupt.status)
 
 
-def conclude(record: Record, as_json: bool, profiled: bool) -> None:
-    """Print the outcome of a run. The exit status is 130 if it was stopped before its end."""
+@contextmanager
+def stoppable(folder: Path) -> Iterator[Interrupt]:
+    """Inside, Ctrl-C or SIGTERM stops the run in this folder; a second Ctrl-C ends the command at once."""
+    from mapl.runs.history import RECIPE
+
+    interrupt = Interrupt()
+    try:
+        with interrupt:
+            yield interrupt
+    except KeyboardInterrupt:
+        begun = (folder / RECIPE).is_file()
+        leave("stopped at once" + (f"; continue with: mapl resume {folder}" if begun else ""), interrupt.status)
+
+
+def conclude(record: Record, as_json: bool, profiled: bool, stopped: int) -> None:
+    """Print the outcome of a run. `stopped` is the exit status if it did not reach its end."""
     profile = record.profile if profiled else None
     if as_json:
         if profile:
@@ -123,14 +146,14 @@ def conclude(record: Record, as_json: bool, profiled: bool) -> None:
         print(json.dumps({"event": "end", **summary(record)}))
     else:
         for line in [*sentences(record), *(profile_lines(profile) if profile else [])]:
-            print(line)
+            say(line)
     if not record.finished:
-        sys.exit(STOPPED)
+        sys.exit(stopped)
 
 
 def summary(record: Record) -> dict[str, Any]:
     """A run in a few numbers."""
-    tested = bool(record.tested)
+    tested, epsilons = bool(record.tested), record.epsilons()
     return {
         "folder": str(record.folder),
         "finished": record.finished,
@@ -139,27 +162,42 @@ def summary(record: Record) -> dict[str, Any]:
         "std": record.std if tested else None,
         "messages": record.messages,
         "bytes": record.bytes,
+        "refused": record.refused,
         "seconds": record.seconds,
+        **({} if epsilons is None else {"epsilon": _finite(max(epsilons)), "delta": record.recipe.network.noise.delta}),
     }
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None if it is infinite, which JSON cannot say."""
+    return value if math.isfinite(value) else None
 
 
 def sentences(record: Record) -> list[str]:
     """A run in a few lines for a person."""
     from mapl.analysis.clusters import share_inside
+    from mapl.analysis.privacy import spent
+    from mapl.network.refused import in_words, total
+    from mapl.recipe import names_code
 
     if not record.finished:
         return [
             f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, saved in {record.folder}",
-            f"continue with: mapl resume {record.folder}",
+            f"continue with: mapl resume {record.folder}{' --trust' if names_code(record.recipe) else ''}",
         ]
+    clients = "1 client" if len(record.clients) == 1 else f"{len(record.clients)} clients"
     lines = [
-        f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} over {len(record.clients)} clients "
+        f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} over {clients} "
         f"after {len(record.rounds)} rounds, {record.seconds:.0f} s",
         f"{record.messages:,} messages, {record.bytes / 2**20:,.1f} MiB",
     ]
+    if refused := record.refused:
+        lines.append(f"{total(refused):,} letters were left out because they failed a check: {in_words(refused)}")
     inside = share_inside(record.weights(), [c.cluster for c in record.clients])
     if inside is not None:
         lines.append(f"{100 * inside:.0f} % of the weight given to others stays inside the true clusters")
+    if privacy := spent(record):
+        lines.append(f"privacy: {privacy} (docs/privacy.md says what this covers)")
     return [*lines, f"saved in {record.folder}; see it with: mapl report {record.folder}"]
 
 

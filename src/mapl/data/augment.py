@@ -133,6 +133,7 @@ class Augmentation:
             raise MaplError(f"mean and std should have one number per channel ({channels}), those of std above 0")
         self.settings = settings
         self.shape = (channels, height, width)
+        self.mean, self.std = tuple(mean), tuple(std)
         self.uniforms_per_image = 0
         """P: random numbers per image."""
         self._slots: dict[str, slice] = {}

@@ -71,7 +71,7 @@ def get(
             if failures:
                 raise MaplError(_by_hand(published, folder, failures))
         if file.unpack and not (folder / file.unpack).exists():
-            unpack(target, folder / file.unpack)
+            unpack(target, folder / file.unpack, file.most)
 
 
 def _by_hand(published: Published, folder: Path, failures: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def _download(
         target.parent.mkdir(parents=True, exist_ok=True)
         for url in urls:
             try:
-                _fetch(url, part, file.md5, progress, timeout, pause)
+                _fetch(url, part, file, progress, timeout, pause)
             except _Failed as failure:
                 failures.append(f"{url}: {failure}")
             else:
@@ -104,28 +104,31 @@ def _download(
     return failures
 
 
-def _fetch(url: str, part: Path, published: str, progress: Progress, timeout: float, pause: float) -> None:
+def _fetch(url: str, part: Path, published: Download, progress: Progress, timeout: float, pause: float) -> None:
     """Complete `part`, with the right checksum, from one address."""
     for attempt in range(RESUMES):
         before = _size(part)
         try:
-            _transfer(url, part, progress, timeout)
+            _transfer(url, part, published.most, progress, timeout)
         except _BrokenOff:
             if _size(part) <= before or attempt == RESUMES - 1:
                 raise
             time.sleep(pause)
             continue
         found = md5(part)
-        if found == published:
+        if found == published.md5:
             return
         part.unlink()
         # An older part may have come from another file: try once more from the beginning.
         if not before:
-            raise _Failed(f"it gives another file, with the MD5 {found} instead of {published}")
+            raise _Failed(f"it gives another file, with the MD5 {found} instead of {published.md5}")
 
 
-def _transfer(url: str, part: Path, progress: Progress, timeout: float) -> None:
-    """Append what is missing to `part`, or write all of it if the server only sends whole files."""
+def _transfer(url: str, part: Path, most: int, progress: Progress, timeout: float) -> None:
+    """Append what is missing to `part`, or write all of it if the server only sends whole files.
+
+    A file of more than `most` bytes is another one, however long the server goes on.
+    """
     done = _size(part)
     headers = {"User-Agent": "mapl"} | ({"Range": f"bytes={done}-"} if done else {})
     try:
@@ -143,8 +146,11 @@ def _transfer(url: str, part: Path, progress: Progress, timeout: float) -> None:
         total = done + int(length) if length.isdigit() else 0
         with part.open("ab" if done else "wb") as file:
             for chunk in _chunks(response):
-                file.write(chunk)
                 done += len(chunk)
+                if max(done, total) > most:
+                    part.unlink()
+                    raise _Failed(f"it sends more than {most:,} bytes")
+                file.write(chunk)
                 progress(done, total)
     if done < total:
         raise _BrokenOff(f"broke off after {done:,} of {total:,} bytes")
@@ -171,16 +177,25 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def unpack(archive: Path, into: Path) -> None:
+def unpack(archive: Path, into: Path, most: int) -> None:
     """Unpack a tar archive to a temporary name, then rename, so that `into` is never incomplete.
 
-    The archive may contain the folder of that name, or only its content.
+    The archive may contain the folder of that name, or only its content: at most `most` bytes, headers included.
     """
+    left = most
+
+    def checked(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
+        nonlocal left
+        left -= tarfile.BLOCKSIZE + member.size
+        if left < 0:
+            raise MaplError(f"{str(archive)!r} cannot be unpacked: it has more than {most:,} bytes")
+        return tarfile.data_filter(member, place)  # refuses paths outside the folder
+
     temporary = into.with_name(f".{into.name}.unpacking")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(temporary, filter="data")  # refuses paths outside the folder
+            tar.extractall(temporary, filter=checked)
         whole = temporary / into.name
         (whole if whole.is_dir() else temporary).rename(into)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:

@@ -23,7 +23,7 @@ def publish(name: str, folder: str, md5s: tuple[str, ...], addresses: tuple[str,
         name,
         layouts=(packed, {f"{folder}/{file}": None for file in FILES}),
         downloads=tuple(
-            Download(path, md5, tuple(address + Path(path).name for address in addresses))
+            Download(path, md5, tuple(address + Path(path).name for address in addresses), most=60_000 * 28 * 28 + 16)
             for path, md5 in packed.items()
         ),
     )
@@ -43,5 +43,5 @@ def read(published: Published, settings: DataSettings, class_names: tuple[str, .
 
 
 def _images(images: Path, labels: Path) -> Images:
-    pixels = read_idx(images, dimensions=3)[:, None]
-    return labelled(pixels, read_idx(labels, dimensions=1), 10, images, shape=(1, 28, 28))
+    pixels = read_idx(images, 28, 28)[:, None]
+    return labelled(pixels, read_idx(labels), 10, images, shape=(1, 28, 28))

@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from mapl.contents import check_digest
 from mapl.data import schemes
 from mapl.data.dataset import Dataset
 from mapl.errors import MaplError
@@ -73,6 +74,9 @@ class PartitionSettings(BaseModel):
     file: Path | None = Field(
         None,
         description='Scheme \'file\': JSON with the indices of each client, {"train": [[…], …], "test": [[…], …]}.',
+    )
+    digest: str | None = Field(
+        None, description="Of what is in `file`. A run fills it in, and refuses another file when it is resumed."
     )
     fewest: int = Field(
         2, ge=1, description="Schemes other than 'scenario': the fewest training images that a client may get."
@@ -260,6 +264,7 @@ def _divide(dataset: Dataset, settings: PartitionSettings, clients: int, seed: i
     if settings.file is None:
         raise MaplError("partition.file: not set; the scheme 'file' needs a JSON file with the indices of each client")
     totals = {"train": len(labels), "test": len(dataset.test.labels)}
+    check_digest("partition.file", settings.file.expanduser(), settings.digest)
     return schemes.from_file(settings.file.expanduser(), clients, totals)
 
 

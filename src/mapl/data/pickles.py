@@ -17,6 +17,10 @@ import numpy as np
 from mapl.errors import MaplError
 
 
+class _Forbidden(pickle.UnpicklingError):
+    """The pickle asks for something other than data."""
+
+
 def _latin1(text: str, encoding: str) -> bytes:
     """`codecs.encode` as pickles of bytes for Python 2 call it, with no other codec."""
     if encoding not in ("latin1", "latin-1"):
@@ -28,18 +32,26 @@ def _latin1(text: str, encoding: str) -> bytes:
 _RECONSTRUCT: Callable[..., Any] = np.empty(0).__reduce__()[0]  # type: ignore[assignment]
 _FROM_BUFFER: Callable[..., Any] = np.empty(0).__reduce_ex__(5)[0]  # type: ignore[assignment]
 
-_TYPES: dict[tuple[str, str], type] = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype}
+
+_ARRAY = object()
+"""Stands for numpy's array class. A pickle names it, but must not call it: that would allocate any size."""
+
+
+def _empty_array(kind: object, shape: object, dtype: object) -> Any:
+    """Every array begins empty. Its shape comes with its bytes, and has to fit them."""
+    if kind is not _ARRAY or shape != (0,):
+        raise _Forbidden("an array without its bytes")
+    return _RECONSTRUCT(np.ndarray, shape, dtype)
+
+
+_TYPES: dict[tuple[str, str], object] = {("numpy", "ndarray"): _ARRAY, ("numpy", "dtype"): np.dtype}
 _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy.core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
     ("numpy.core.numeric", "_frombuffer"): _FROM_BUFFER,
     ("numpy._core.numeric", "_frombuffer"): _FROM_BUFFER,
     ("_codecs", "encode"): _latin1,
 }
-
-
-class _Forbidden(pickle.UnpicklingError):
-    """The pickle asks for something other than data."""
 
 
 class _DataUnpickler(pickle.Unpickler):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,8 @@ class Download:
     """Where to get it, in the order to try."""
     unpack: str = ""
     """The folder under the data folder that it unpacks to; empty if it is not an archive."""
+    most: int = 2 * 2**30
+    """How many bytes it has at most, also unpacked. Give the size of its images uncompressed."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,13 @@ class Published:
         )
 
     def open(self, folder: Path) -> dict[str, Path]:
-        """`find`, with a warning in the log about files that are not as published. They are read anyway."""
+        """`find`, with a warning in the log about files that are not as published. They are read anyway.
+
+        The warning comes once: it is repeated only if a file changes or moves.
+        """
         found = self.find(folder)
         other = [path for path, state in self.checksums(folder).items() if state == "different"]
-        if other:
+        if _are_new([found[path] for path in other]):
             log.warning(
                 "data set %r in %r: %s not as published (another checksum: repacked, or incomplete); used anyway",
                 self.name,
@@ -99,3 +105,28 @@ def md5(path: Path) -> str:
     """The checksum that publishers give. It finds damaged files; it does not protect against manipulated ones."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+_noticed: set[str] = set()
+"""Files that this process has warned about, for a machine where that cannot be written down."""
+
+
+def _are_new(files: Sequence[Path]) -> bool:
+    """Whether nobody was told yet about one of these files, as it is now; remembered for the next time."""
+    marks = [f"{file.stat().st_size} {file.stat().st_mtime_ns} {file.resolve()}" for file in files]
+    try:
+        memory = _cache_folder() / "not-as-published.txt"
+        known = set(memory.read_text(encoding="utf-8").splitlines()) if memory.exists() else set()
+        new = [mark for mark in marks if mark not in known | _noticed]
+        if new:
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            with memory.open("a", encoding="utf-8") as file:
+                file.writelines(f"{mark}\n" for mark in new)
+    except (OSError, RuntimeError, UnicodeError):  # no home folder, a read-only one, a damaged file, an odd path
+        new = [mark for mark in marks if mark not in _noticed]
+    _noticed.update(marks)
+    return bool(new)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mapl"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mapl.client import Client, Peers, Server
 from mapl.errors import MaplError
+from mapl.mixing import MixingSettings
 from mapl.network import Inbox, Letter, Spec, specs
 
 
@@ -48,6 +49,11 @@ class Method(ABC, Generic[S]):
     """A simpler method that this one equals, to the bit, on the empty network. One control arm then serves both."""
     unread_without_letters: ClassVar[frozenset[str]] = frozenset()
     """Settings that change no bit on the empty network. One control arm then serves all their values."""
+
+    averages: ClassVar[bool] = False
+    """Whether it mixes letters by the rule in `mixing`. If not, a recipe that asks for a robust rule is refused."""
+    mixing: MixingSettings = MixingSettings()
+    """The recipe's `network.mixing`, set when a run is built."""
 
     draws: ClassVar[bool] = False
     """Whether its loss draws from torch's global random generator. Then clients on a CPU train one by one."""
@@ -143,10 +149,11 @@ class Method(ABC, Generic[S]):
         return False
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
-        """The structure of the letters that this node reads: each tensor's shape and dtype, by name.
+        """The letters that this node reads: each tensor's shape, dtype and range of values, by name.
 
-        By default, that of the letter that the node itself writes. A transport that takes letters from outside drops
-        any that differ.
+        By default, those of the letter that the node itself writes, with any finite values. Every letter is checked
+        against it before `absorb` sees it, in memory as over bytes. One that differs is left out and counted. State a
+        range (`Spec.low`, `Spec.high`) for every number that is counted, divided by or used as an index.
         """
         letter = self.letter(node, round) if isinstance(node, Client) else None
         if letter is None:

@@ -16,6 +16,7 @@ from torch.nn.functional import embedding_bag
 from mapl.client import Client, Peers
 from mapl.collaboration import similarities
 from mapl.losses import Form
+from mapl.mixing import MixingSettings, robust_mean
 from mapl.network import Inbox
 
 MOST = 2**20
@@ -131,8 +132,25 @@ class Circles:
             yield Padded(self, np.flatnonzero(width == wide), int(wide))
 
     @torch.no_grad()
-    def mix(self, table: Table, weights: NDArray[np.float64], into: list[Tensor]) -> None:
-        """Write Σ_j w_j x_j over each circle to `into`, adding one term at a time in the order of client numbers."""
+    def mix(self, rule: MixingSettings, table: Table, weights: NDArray[np.float64], into: list[Tensor]) -> None:
+        """Write the mix of each circle to `into`: Σ_j w_j x_j, or what a robust rule has in its place."""
+        if rule.kind == "mean":
+            self._mean(table, weights, into)
+            return
+        index = self.spread(table.theirs, table.mine).astype(np.float64)
+        for circles in self.widths():
+            mixes = robust_mean(
+                rule,
+                table.stack.flatten(1),
+                circles.rectangle(index).long(),
+                circles.rectangle(weights),
+                circles.me,
+            )
+            results = mixes.view(-1, *table.stack.shape[1:]).unbind()
+            torch._foreach_copy_([into[b] for b in circles.which.tolist()], list(results))
+
+    def _mean(self, table: Table, weights: NDArray[np.float64], into: list[Tensor]) -> None:
+        """Σ_j w_j x_j over each circle, adding one term at a time in the order of client numbers."""
         rows = table.stack.flatten(1)
         device, features = rows.device, rows.shape[1]
         index, starts = (
@@ -178,6 +196,8 @@ class Padded:
     def __init__(self, circles: Circles, which: NDArray[np.int64], width: int) -> None:
         sizes = circles.sizes[which]
         self.width = width
+        self.which = which
+        """(b,) the clients, by their position among all."""
         self.me = torch.from_numpy(circles.me[which])
         """(b,) each client's position in its row."""
         column = np.arange(width)

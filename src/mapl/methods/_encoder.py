@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate, mse_loss
 import mapl.data.sources
 from mapl.client import Server
 from mapl.data.dataset import DataSettings
-from mapl.keys import ALWAYS, generator, key
+from mapl.keys import ALWAYS, generator, key, seeded
 from mapl.plugins import find
 
 Image = tuple[int, int, int]
@@ -38,8 +38,7 @@ def trained_encoder(server: Server, latent: int, source: str, epochs: int) -> nn
     image = server.image
     draw = generator(server.seed, server.id, ALWAYS, "encoder's images")
     images = synthetic(image, draw) if source == SYNTHETIC else published(source, image, server.data_folder)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(server.seed, server.id, ALWAYS, "encoder's weights"))
+    with seeded(key(server.seed, server.id, ALWAYS, "encoder's weights")):
         network = encoder(image, latent)
         decoder = nn.Sequential(nn.Linear(latent, 256), nn.ReLU(), nn.Linear(256, math.prod(image)), nn.Sigmoid())
     optimizer = torch.optim.Adam([*network.parameters(), *decoder.parameters()], 1e-3)

@@ -27,6 +27,7 @@ class WholeModels(Plain[S], Centralised[S]):
     """
 
     homogeneous = True
+    averages = True
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {"model": classifier(client)}, client.architecture)

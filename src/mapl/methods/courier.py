@@ -20,7 +20,7 @@ from mapl.losses import cross_entropy, distillation
 from mapl.methods._circles import Circles, Pair, groups
 from mapl.methods._contrast import ContrastSettings, contrast
 from mapl.methods._courier import COURIER, CourierNetworkSettings, WithCourier, courier_of, head_of, load_courier
-from mapl.methods._mixing import load_flat
+from mapl.methods._mixing import copy_networks
 from mapl.model import architecture
 from mapl.network import Inbox, Letter, Spec, specs
 
@@ -77,6 +77,7 @@ class Courier(WithCourier[CourierSettings]):
     views = 2
     augmentation = "contrastive"
     answers_with = ("backbone", TEACHER)
+    averages = True
     unread_without_letters = frozenset({"every"})
 
     def __init__(self, settings: CourierSettings):
@@ -195,8 +196,7 @@ class Courier(WithCourier[CourierSettings]):
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
                 client.state[MIXED].fill_(int((weights[start:end] > 0).sum()))
-        for client, _ in pairs:
-            load_flat(courier_of(client), client.model.own[TEACHER])
+        copy_networks([(client.model.own[COURIER], client.model.own[TEACHER]) for client, _ in pairs])
 
     def fitting(self, client: Client, inbox: Inbox) -> Inbox:
         """The letters whose couriers have the shape of the client's own. Others are counted, and said once."""
@@ -215,10 +215,10 @@ class Courier(WithCourier[CourierSettings]):
         return inbox.select(torch.tensor(fits))
 
     def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
-        """Every courier becomes Σ_j w_ij courier_j, in the order of client numbers."""
+        """Every courier becomes Σ_j w_ij courier_j, or what a robust rule has in its place."""
         table = circles.table(COURIER, courier_of)
         mixed = [torch.empty_like(table.stack[0]) for _ in circles.clients]
-        circles.mix(table, weights, mixed)
+        circles.mix(self.mixing, table, weights, mixed)
         for client, vector in zip(circles.clients, mixed, strict=True):
             load_courier(client, vector)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mapl.client import Client, Peers
+from mapl.client import Client, Peers, Server
 from mapl.methods._base import MethodSettings
 from mapl.methods._mixing import insert, mixed, with_me
 from mapl.methods._plain import Plain, classifier, load_classifier
-from mapl.network import Inbox, Letter
+from mapl.network import MOST, Inbox, Letter, Spec
 
 __all__ = ["DFedAvgM"]
 
@@ -34,6 +34,7 @@ class DFedAvgM(Plain[DFedAvgMSettings]):
     name = "dfedavgm"
     Settings = DFedAvgMSettings
     homogeneous = True
+    averages = True
 
     def wants(self, client: Client, round: int) -> Tensor:
         return client.neighbours
@@ -41,6 +42,10 @@ class DFedAvgM(Plain[DFedAvgMSettings]):
     def letter(self, client: Client, round: int) -> Letter:
         degree = torch.tensor([len(client.neighbours)])
         return client.letter(round, {"model": classifier(client), "degree": degree}, client.architecture)
+
+    def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
+        model = Spec((node.shapes.backbone + node.shapes.head,))
+        return {"model": model, "degree": Spec((1,), torch.int64, low=1, high=MOST)}
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """A neighbour whose letter is missing is left out; its weight stays with the client."""
@@ -53,7 +58,8 @@ class DFedAvgM(Plain[DFedAvgMSettings]):
         weights = insert(row, 1 - row.sum(), me)
         samples = insert(inbox.samples, torch.tensor(client.samples), me)
         client.peers = Peers(heard.numpy(), weights.numpy(), samples.numpy())
-        load_classifier(client, mixed(weights, insert(inbox.tensor("model"), classifier(client), me)))
+        models = insert(inbox.tensor("model"), classifier(client), me)
+        load_classifier(client, mixed(self.mixing, weights, models, me))
 
     def weights(self, client: Client) -> Peers:
         return client.peers

@@ -32,4 +32,4 @@ class FedAvg(WholeModels[FedAvgSettings]):
     Settings = FedAvgSettings
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
-        return {"model": weighted_mean(inbox.samples, inbox.tensor("model"))}
+        return {"model": weighted_mean(self.mixing, inbox.samples, inbox.tensor("model"))}

@@ -48,6 +48,7 @@ class FedClassAvg(Centralised[FedClassAvgSettings]):
     Settings = FedClassAvgSettings
     views = 2
     augmentation = "contrastive"
+    averages = True
 
     def prepare(self, client: Client) -> None:
         client.state["start.weight"] = client.model.head.weight.detach().clone()
@@ -80,7 +81,7 @@ class FedClassAvg(Centralised[FedClassAvgSettings]):
         return {"head": Spec((node.shapes.head,))}
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
-        return {"head": weighted_mean(inbox.samples, inbox.tensor("head"))}
+        return {"head": weighted_mean(self.mixing, inbox.samples, inbox.tensor("head"))}
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         if len(inbox):

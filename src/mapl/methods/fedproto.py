@@ -12,7 +12,8 @@ from torch import Tensor
 from mapl.client import Client, Server
 from mapl.losses import cross_entropy
 from mapl.methods._base import Centralised, MethodSettings
-from mapl.network import Inbox, Letter, Spec
+from mapl.mixing import robust_mean
+from mapl.network import MOST, Inbox, Letter, Spec
 
 __all__ = ["FedProto"]
 
@@ -43,6 +44,7 @@ class FedProto(Centralised[FedProtoSettings]):
     name = "fedproto"
     Settings = FedProtoSettings
     without_letters = "local"
+    averages = True
 
     def prepare(self, client: Client) -> None:
         weight = client.model.head.weight.detach()  # (K, d_z), on the device where the loss is computed
@@ -75,14 +77,25 @@ class FedProto(Centralised[FedProtoSettings]):
 
     def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
         classes, embedding = node.shapes.classes, node.shapes.embedding
-        return {"prototypes": Spec((classes, embedding)), "held": Spec((classes,), torch.int64)}
+        # A client counts as one, and the server adds up.
+        most = 1 if isinstance(node, Server) and self.settings.average == "clients" else MOST
+        return {"prototypes": Spec((classes, embedding)), "held": Spec((classes,), torch.int64, low=0, high=most)}
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         held = inbox.tensor("held")  # (n, K)
         total = held.sum(dim=0)
+        if self.mixing.kind != "mean":
+            return {"prototypes": self.robust_prototypes(held, inbox.tensor("prototypes")), "held": total}
         sums = torch.einsum("nk,nkd->kd", held.double(), inbox.tensor("prototypes").double())
         means = sums / total.clamp(min=1).unsqueeze(1)
         return {"prototypes": means.float(), "held": total}
+
+    def robust_prototypes(self, held: Tensor, prototypes: Tensor) -> Tensor:
+        """(K, d_z) each class by the robust rule, from `held` (n, K) and `prototypes` (n, K, d_z)."""
+        clients, classes, width = prototypes.shape
+        index = torch.arange(clients * classes).view(clients, classes).T  # (K, n)
+        means = robust_mean(self.mixing, prototypes.reshape(-1, width), index, held.T)
+        return means.where(held.any(dim=0).unsqueeze(1), means.new_zeros(()))
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         if len(inbox):

@@ -9,7 +9,7 @@ from mapl.client import Client, Server
 from mapl.methods._base import Centralised, MethodSettings
 from mapl.methods._mixing import flatten, load_flat, weighted_mean
 from mapl.methods._plain import Plain
-from mapl.network import Inbox, Letter, Spec
+from mapl.network import MOST, Inbox, Letter, Spec
 
 __all__ = ["FedSim"]
 
@@ -33,6 +33,7 @@ class FedSim(Plain[FedSimSettings], Centralised[FedSimSettings]):
 
     name = "fedsim"
     Settings = FedSimSettings
+    averages = True
 
     def prepare(self, client: Client) -> None:
         # Counted inside a training step, so it lives on the model's device.
@@ -50,10 +51,10 @@ class FedSim(Plain[FedSimSettings], Centralised[FedSimSettings]):
 
     def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
         head = {"head": Spec((node.shapes.head,))}
-        return {**head, "batches": Spec((1,), torch.int64)} if isinstance(node, Server) else head
+        return {**head, "batches": Spec((1,), torch.int64, low=1, high=MOST)} if isinstance(node, Server) else head
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
-        return {"head": weighted_mean(inbox.tensor("batches").squeeze(1), inbox.tensor("head"))}
+        return {"head": weighted_mean(self.mixing, inbox.tensor("batches").squeeze(1), inbox.tensor("head"))}
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         if len(inbox):

@@ -97,7 +97,8 @@ class FLT(WholeModels[FLTSettings]):
     def opening_schema(self, node: Client | Server) -> dict[str, Spec]:
         latent = self.settings.latent
         if isinstance(node, Server):
-            return {"centres": Spec((node.shapes.classes, latent)), "count": Spec((1,), torch.int64)}
+            classes = node.shapes.classes
+            return {"centres": Spec((classes, latent)), "count": Spec((1,), torch.int64, low=1, high=classes)}
         channels, height, width = node.train.pixels.shape[1:]
         return specs({"encoder": flatten(encoder((channels, height, width), latent))})
 
@@ -115,7 +116,8 @@ class FLT(WholeModels[FLTSettings]):
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         weights = self.related(server, inbox.senders).double() * inbox.samples
         weights = weights / weights.sum(dim=1, keepdim=True)
-        return {"clients": inbox.senders, "models": mixed(weights, inbox.tensor("model"))}
+        everyone = torch.arange(len(inbox))  # row i is the mix for client i
+        return {"clients": inbox.senders, "models": mixed(self.mixing, weights, inbox.tensor("model"), everyone)}
 
     def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
         return server.letter(round, {"model": row_of(client, aggregate["clients"], aggregate["models"])})

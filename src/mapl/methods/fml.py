@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from mapl.client import Client, Server
 from mapl.methods._base import Centralised
 from mapl.methods._courier import COURIER, build_courier, courier_of, load_courier
-from mapl.methods._mixing import flatten
+from mapl.methods._mixing import flatten, weighted_mean
 from mapl.methods._mutual import DeepMutual, DeepMutualSettings
 from mapl.network import Inbox, Letter, Spec
 
@@ -36,6 +37,7 @@ class FML(DeepMutual[FMLSettings], Centralised[FMLSettings]):
     name = "fml"
     Settings = FMLSettings
     without_letters = "proxyfl"
+    averages = True
 
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {COURIER: courier_of(client)})
@@ -45,7 +47,10 @@ class FML(DeepMutual[FMLSettings], Centralised[FMLSettings]):
         return {COURIER: Spec((len(vector),))}
 
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
-        return {COURIER: inbox.tensor(COURIER).mean(dim=0)}
+        couriers = inbox.tensor(COURIER)
+        if self.mixing.kind == "mean":
+            return {COURIER: couriers.mean(dim=0)}
+        return {COURIER: weighted_mean(self.mixing, torch.ones(len(couriers)), couriers)}
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         if len(inbox):

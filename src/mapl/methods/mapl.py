@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from mapl.client import Client, Peers
+from mapl.client import Client, Peers, Server
 from mapl.clock import part
 from mapl.collaboration import GraphSettings, learn_rows
 from mapl.methods._base import Method
 from mapl.methods._circles import Circles, groups
 from mapl.methods._contrast import ContrastSettings, contrast
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec, specs
 
 __all__ = ["Mapl"]
 
@@ -46,6 +46,7 @@ class Mapl(Method[MaplSettings]):
     Settings = MaplSettings
     views = 2
     augmentation = "contrastive"
+    averages = True
     unread_without_letters = frozenset({"warmup", "learn_graph", "graph"})
 
     def uses(self) -> tuple[str, ...]:
@@ -72,6 +73,10 @@ class Mapl(Method[MaplSettings]):
         if self.settings.learn_graph and round >= self.settings.warmup:
             tensors["head"] = client.model.head.weight
         return tensors
+
+    def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
+        assert isinstance(node, Client)  # there is no server
+        return specs(self.contents(node, round))
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """CGL (Algorithm 2) after the warm-up, then ξ_i ← Σ_j w_ij ξ_j over itself and the senders (Algorithm 3)."""
@@ -125,9 +130,9 @@ class Mapl(Method[MaplSettings]):
         peers.samples[peers.places(senders)] = samples
 
     def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
-        """ξ_i ← Σ_j w_ij ξ_j, in the order of client numbers."""
+        """ξ_i ← Σ_j w_ij ξ_j, or what a robust rule has in its place."""
         table = circles.table("prototypes", lambda client: client.model.prototypes)
-        circles.mix(table, weights, [client.model.prototypes for client in circles.clients])
+        circles.mix(self.mixing, table, weights, [client.model.prototypes for client in circles.clients])
 
     def weights(self, client: Client) -> Peers:
         return client.peers

@@ -43,8 +43,7 @@ class MaplPlus(Mapl):
         return client.letter(round, tensors, architecture=client.architecture)
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
-        expected = dict(super().schema(node, round))
-        return {**expected, "backbone": expected["backbone"]._replace(by_architecture=True)}
+        return {**super().schema(node, round), "backbone": Spec((node.shapes.backbone,), by_architecture=True)}
 
     def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
         super().mix(circles, weights)
@@ -60,4 +59,4 @@ class MaplPlus(Mapl):
         inbox = inbox.select(alike)
         me = int((inbox.senders < client.id).sum())
         stacked = insert(inbox.tensor("backbone"), flatten(client.model.backbone), me)
-        load_flat(weighted_mean(weights, stacked), client.model.backbone)
+        load_flat(weighted_mean(self.mixing, weights, stacked, me), client.model.backbone)

@@ -44,6 +44,7 @@ class PFedSim(Plain[PFedSimSettings], Centralised[PFedSimSettings]):
     Settings = PFedSimSettings
     homogeneous = True
     personal = True
+    averages = True
 
     def letter(self, client: Client, round: int) -> Letter:
         head = client.model.head
@@ -60,9 +61,11 @@ class PFedSim(Plain[PFedSimSettings], Centralised[PFedSimSettings]):
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
         if round < self.settings.warmup:
             names = ("backbone", "head.weight", "head.bias")
-            return {name: weighted_mean(inbox.samples, inbox.tensor(name)) for name in names}
+            return {name: weighted_mean(self.mixing, inbox.samples, inbox.tensor(name)) for name in names}
         weights = personal_weights(inbox.tensor("head.weight"))
-        return {"clients": inbox.senders, "backbones": mixed(weights, inbox.tensor("backbone"))}
+        everyone = torch.arange(len(inbox))  # row i is the mix for client i
+        backbones = mixed(self.mixing, weights, inbox.tensor("backbone"), everyone)
+        return {"clients": inbox.senders, "backbones": backbones}
 
     def reply(self, server: Server, client: int, round: int, aggregate: dict[str, Tensor]) -> Letter:
         if round < self.settings.warmup:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from mapl.client import Client, Peers
+from mapl.client import Client, Peers, Server
 from mapl.methods._courier import COURIER, courier_of, load_courier
 from mapl.methods._mixing import insert, mixed, with_me
 from mapl.methods._mutual import DeepMutual, DeepMutualSettings
-from mapl.network import Inbox, Letter
+from mapl.network import Inbox, Letter, Spec
 
 __all__ = ["ProxyFL"]
 
@@ -80,6 +82,12 @@ class ProxyFL(DeepMutual[ProxyFLSettings]):
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, {COURIER: courier_of(client), MASS: (1 - self.settings.keep) * client.state[MASS]})
 
+    def schema(self, node: Client | Server, round: int) -> dict[str, Spec]:
+        """A mass is more than 0, and a mean of masses that began with 1. It may differ from others by any factor."""
+        assert isinstance(node, Client)  # there is no server
+        mass = Spec((1,), torch.float64, low=math.ulp(0.0), high=2.0)
+        return {COURIER: Spec(tuple(courier_of(node).shape)), MASS: mass}
+
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """Add what arrived to what was kept. A client that reaches nobody has sent nothing, and keeps everything."""
         client.peers = Peers.alone(client.id, client.samples)
@@ -94,7 +102,7 @@ class ProxyFL(DeepMutual[ProxyFLSettings]):
         weights = masses / masses.sum()
         samples = insert(inbox.samples, torch.tensor(client.samples), me)
         client.peers = Peers(heard.numpy(), weights.numpy(), samples.numpy())
-        load_courier(client, mixed(weights, insert(inbox.tensor(COURIER), courier_of(client), me)))
+        load_courier(client, mixed(self.mixing, weights, insert(inbox.tensor(COURIER), courier_of(client), me)))
 
     def weights(self, client: Client) -> Peers:
         return client.peers

@@ -1,16 +1,34 @@
 """Letters, topologies, the ledger of what was sent, and the transports that carry letters."""
 
+from mapl.network.accountant import check_accountant, epsilon
 from mapl.network.compress import CompressSettings, find_compressor
 from mapl.network.compressor import Compressor, float_names
 from mapl.network.encoded import EncodedPost
 from mapl.network.inbox import Inbox
+from mapl.network.inspection import inspect
 from mapl.network.ledger import Ledger
-from mapl.network.letter import VERSION, Letter, Schema, Spec, decode, encode, fingerprint, header_bytes, nbytes, specs
+from mapl.network.letter import (
+    MOST,
+    VERSION,
+    Letter,
+    LetterError,
+    Schema,
+    Spec,
+    encode,
+    fingerprint,
+    header_bytes,
+    nbytes,
+    specs,
+)
 from mapl.network.memory import MemoryPost
+from mapl.network.noise import Noise, NoiseSettings, find_noise
+from mapl.network.reading import decode
+from mapl.network.refused import Refused
 from mapl.network.topology import TOPOLOGIES, Topology, TopologySettings
 from mapl.network.transport import Mail, Transport
 
 __all__ = [
+    "MOST",
     "TOPOLOGIES",
     "VERSION",
     "CompressSettings",
@@ -19,19 +37,27 @@ __all__ = [
     "Inbox",
     "Ledger",
     "Letter",
+    "LetterError",
     "Mail",
     "MemoryPost",
+    "Noise",
+    "NoiseSettings",
+    "Refused",
     "Schema",
     "Spec",
     "Topology",
     "TopologySettings",
     "Transport",
+    "check_accountant",
     "decode",
     "encode",
+    "epsilon",
     "find_compressor",
+    "find_noise",
     "fingerprint",
     "float_names",
     "header_bytes",
+    "inspect",
     "nbytes",
     "specs",
 ]

@@ -102,6 +102,8 @@ class Rounded(Compressor):
     def incoming(self, mail: Mail, inboxes: Mapping[int, Inbox]) -> dict[int, Inbox]:
         piles = {id(inbox.pile): inbox.pile for inbox in inboxes.values()}
         decoded = {key: self._decoded(pile) for key, pile in piles.items()}  # once, however many read it
+        for reader, inbox in inboxes.items():
+            count_damaged(mail, {reader: inbox}, ~decoded[id(inbox.pile)][1])
         return {reader: _readable(inbox, *decoded[id(inbox.pile)]) for reader, inbox in inboxes.items()}
 
     def state(self) -> dict[str, Tensor]:
@@ -132,13 +134,14 @@ class Rounded(Compressor):
     def _schema(self, schema: Schema) -> Schema:
         tensors: dict[str, Spec] = {}
         for name, spec in schema.tensors.items():
+            free = spec._replace(low=None, high=None)  # ranges hold for the decoded numbers
             if spec.dtype != torch.float32:
                 tensors[name] = spec
             elif self.mark == BFLOAT16:
-                tensors[name + BFLOAT16] = spec._replace(dtype=torch.bfloat16)
+                tensors[name + BFLOAT16] = free._replace(dtype=torch.bfloat16)
             else:
-                tensors[name + INT8] = spec._replace(dtype=torch.int8)
-                tensors[name + SCALES] = spec._replace(shape=(blocks(torch.Size(spec.shape).numel()),))
+                tensors[name + INT8] = free._replace(dtype=torch.int8)
+                tensors[name + SCALES] = free._replace(shape=(blocks(torch.Size(spec.shape).numel()),), low=0.0)
         return replace(schema, tensors=tensors)
 
     def _decoded(self, pile: Pile) -> tuple[Pile, Tensor]:
@@ -179,6 +182,16 @@ def _from_int8(shelf: Shelf, scales: Shelf, intact: Tensor) -> list[Tensor]:
 
 def _readable(inbox: Inbox, pile: Pile, intact: Tensor) -> Inbox:
     return Inbox(pile, inbox.positions[intact[inbox.positions]])
+
+
+def count_damaged(mail: Mail, inboxes: Mapping[int, Inbox], damaged: Tensor) -> None:
+    """Count letters of one delivery that cannot be decompressed; `damaged` (n,) says which they are."""
+    if not damaged.any():
+        return
+    for inbox in inboxes.values():
+        for sender in inbox.select(damaged[inbox.positions]).senders.tolist():
+            sentence = f"the letter of sender {sender} cannot be decompressed: its parts do not fit together"
+            mail.refused.add(sender, "compression", sentence)
 
 
 def _unchanged(letter: Letter) -> dict[str, Tensor]:

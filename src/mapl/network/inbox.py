@@ -42,6 +42,8 @@ class Pile:
     """(n,) bytes of each letter on the wire."""
     architectures: list[str]
     shelves: dict[str, Shelf]
+    letters: Sequence[Letter] = ()
+    """The letters themselves. While they are kept, no other tensor can get the address of one of theirs."""
 
 
 class Inbox:
@@ -178,6 +180,7 @@ def pile(letters: Sequence[Letter]) -> Pile:
         sizes=torch.tensor([nbytes(letter) for letter in letters], dtype=torch.long),
         architectures=[letter.architecture for letter in letters],
         shelves=shelves,
+        letters=letters,
     )
 
 

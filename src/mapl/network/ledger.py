@@ -1,4 +1,4 @@
-"""The ledger: how many letters the clients of this process have read, and their size.
+"""The ledger: how many letters the clients of this process have received, and their size.
 
 Formulas for messages and bytes are checked against it, never the other way round.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mapl.network.inbox import Inbox
+from mapl.network.refused import Refused
 
 
 @dataclass
@@ -18,8 +19,11 @@ class Ledger:
     messages: int = 0
     bytes: int = 0
 
-    def record(self, inboxes: Iterable[Inbox]) -> None:
-        """Count the letters of one exchange."""
+    def record(self, inboxes: Iterable[Inbox], refused: Refused | None = None) -> None:
+        """Count the letters of one exchange that arrived, whether or not they pass all checks."""
         for inbox in inboxes:
             self.messages += len(inbox)
             self.bytes += inbox.bytes
+        if refused is not None:
+            self.messages += len(refused.unread)
+            self.bytes += sum(refused.unread)

@@ -1,8 +1,12 @@
-"""The letter: a few named tensors and their sender, and its format on the wire.
+"""The letter: a few named tensors and their sender, what a reader expects of it, and how it is written on the wire.
 
 On the wire a letter is a safetensors file whose metadata is one line of `field=value` pairs. Every value has a fixed
 width, so the size of a letter depends only on its structure (names, shapes, dtypes). It is one line because the library
 writes several metadata entries in any order, while equal letters should be equal bytes.
+
+A letter has one encoding: zeros have no sign, and a reader refuses a header that it would not write itself
+(`mapl.network.reading`). The last field is a checksum of all other bytes. It detects damage, but does not prove who
+wrote the letter.
 """
 
 from __future__ import annotations
@@ -13,28 +17,29 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from mapl.errors import MaplError
 
-VERSION = 1
+VERSION = 2
 """The version of the wire format. A reader refuses any other."""
 
 Structure = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
-_WIDTHS = {"version": 4, "run": 16, "sender": 12, "round": 12, "samples": 12, "architecture": 16}
-_HEADER = "letter"
-_NO_ARCHITECTURE = "-" * 16
-_HEX = re.compile(r"[0-9a-f]{16}")
-_NUMBER = re.compile(r"-?[0-9]+")
+MOST = 10**12 - 1
+"""The largest whole number that a field of the header holds. Schemas use it for counts, too."""
+WIDTHS = {"version": 4, "run": 16, "sender": 12, "round": 12, "samples": 12, "architecture": 16, "checksum": 16}
+"""The fields of the header in their order, and how many characters each has."""
+HEADER = "letter"
+NO_ARCHITECTURE = "-" * 16
+HEX = re.compile(r"[0-9a-f]{16}")
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,200}")
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -46,6 +51,21 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+
+Reason = Literal[
+    "size", "format", "version", "checksum", "run", "sender", "round", "names", "shape", "dtype", "samples", "finite",
+    "range", "norm", "compression",
+]  # fmt: skip
+"""Why a letter is left out, in a word."""
+
+
+class LetterError(MaplError):
+    """A letter that cannot be written or must not be read, and why."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +98,19 @@ class Spec(NamedTuple):
     by_architecture: bool = False
     """Whether the shape depends on the sender's backbone. Then it applies to senders with the reader's architecture;
     tensors of other senders only need the same number of dimensions."""
+    low: float | None = None
+    """The smallest value that an element may have."""
+    high: float | None = None
+    """The largest one. The norm of a float tensor with a range is not compared with that of other letters."""
+
+    @property
+    def has_range(self) -> bool:
+        """Whether it limits the values of elements."""
+        return self.low is not None or self.high is not None
+
+    def allows(self, smallest: float, largest: float) -> bool:
+        """Whether a tensor with these smallest and largest elements is in range. NaN never is."""
+        return (self.low is None or smallest >= self.low) and (self.high is None or largest <= self.high)
 
 
 @dataclass(frozen=True)
@@ -94,16 +127,17 @@ class Schema:
     """The fingerprint of the reader's own backbone."""
     instead: Mapping[str, Spec] | None = None
     """Other tensors that a letter may have in place of `tensors`."""
+    fewest: int = 1
+    """The smallest number of samples that a sender may report. It is 0 for letters of a server, which has none."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for schemas that accept the same letters."""
         tensors = (*self.tensors.items(), None, *(self.instead or {}).items())
-        return self.run, self.limit, self.sender, self.round, self.architecture, *tensors
+        return self.run, self.limit, self.sender, self.round, self.architecture, self.fewest, *tensors
 
-    def fits(self, name: str, shape: Sequence[int], architecture: str) -> bool:
+    def fits(self, spec: Spec, shape: Sequence[int], architecture: str) -> bool:
         """Whether a tensor of that shape, from a sender with that architecture, is what the reader expects."""
-        spec = self.tensors[name]
         if spec.by_architecture and architecture != self.architecture:
             return len(shape) == len(spec.shape)
         return tuple(shape) == spec.shape
@@ -125,14 +159,56 @@ def fingerprint(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 def encode(letter: Letter) -> bytes:
     """The letter in its wire format. The same letter is always the same bytes."""
+    check_writable(letter)
     # Copies: the library refuses tensors that share memory, and a letter may hold several views of one tensor.
     tensors = {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        name: unsigned_zeros(tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format))
         for name, tensor in letter.tensors.items()
     }
-    header = _header(letter)
-    _header_size(_structure(letter))  # raises for names and dtypes that cannot be encoded
-    return save(tensors, metadata={_HEADER: header})
+    return sealed(save(tensors, metadata={HEADER: header_line(letter)}))
+
+
+def sealed(data: bytes) -> bytes:
+    """An encoded letter with its checksum filled in."""
+    place = checksum_place(data)
+    return b"".join([data[:place], checksum(data).encode(), data[place + WIDTHS["checksum"] :]])
+
+
+def checksum_place(data: bytes) -> int:
+    """Where the checksum stands in an encoded letter, -1 if there is none. Names of tensors have no `=`."""
+    mark = b" checksum="
+    place = data.find(mark, 0, 8 + int.from_bytes(data[:8], "little"))
+    return place + len(mark) if place >= 0 else -1
+
+
+def checksum(data: bytes) -> str:
+    """The checksum of an encoded letter: of all its bytes but the checksum itself."""
+    place, width = checksum_place(data), WIDTHS["checksum"]
+    view = memoryview(data)
+    digest = hashlib.blake2b(view[:place], digest_size=width // 2)
+    digest.update(view[place + width :])
+    return digest.hexdigest()
+
+
+def unsigned_zeros(tensor: Tensor) -> Tensor:
+    """Turn every -0 into 0, in place."""
+    return tensor.add_(0.0) if tensor.is_floating_point() else tensor
+
+
+def check_writable(letter: Letter) -> None:
+    """Refuse a letter that has no encoding."""
+    for field, text in (("run", letter.run), ("architecture", letter.architecture or "0" * 16)):
+        if not HEX.fullmatch(text):
+            raise LetterError("format", f"a letter's {field} is {text!r}, but should be 16 hexadecimal digits")
+    numbers: tuple[tuple[Reason, int], ...] = (
+        ("sender", letter.sender), ("round", letter.round), ("samples", letter.samples)
+    )  # fmt: skip
+    for name, number in numbers:
+        if not 0 <= number <= MOST:
+            raise LetterError(
+                name, f"a letter's {name} is {number}, but should be 0 or more, with at most {WIDTHS[name]} digits"
+            )
+    _frame(_structure(letter))  # raises for names and dtypes that cannot be encoded
 
 
 def nbytes(letter: Letter) -> int:
@@ -142,190 +218,78 @@ def nbytes(letter: Letter) -> int:
 
 def size(tensors: Mapping[str, Spec]) -> int:
     """`nbytes` of a letter with such tensors."""
-    return _size(_expected(tensors))
+    return _size(expected(tensors))
 
 
 def header_bytes(letter: Letter) -> int:
     """The part of `nbytes` that is not payload."""
-    return _header_size(_structure(letter))
+    return header_size(_structure(letter))
+
+
+def header_size(structure: Structure) -> int:
+    """`header_bytes` of letters with this structure."""
+    before, after = _frame(structure)
+    return len(before) + _LINE + len(after)
+
+
+def canonical_header(letter: Letter, structure: Structure, checksum: str) -> bytes:
+    """All bytes before the payload, as `encode` writes them."""
+    before, after = _frame(structure)
+    return b"".join([before, header_line(letter, checksum).encode(), after])
+
+
+def payload_size(structure: Structure) -> int:
+    """The bytes of the tensors."""
+    return sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in structure)
+
+
+def expected(tensors: Mapping[str, Spec]) -> Structure:
+    """The structure of a letter with such tensors."""
+    return tuple((name, spec.shape, spec.dtype) for name, spec in tensors.items())
 
 
 def _structure(letter: Letter) -> Structure:
     return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in letter.tensors.items())
 
 
-def _expected(tensors: Mapping[str, Spec]) -> Structure:
-    return tuple((name, spec.shape, spec.dtype) for name, spec in tensors.items())
-
-
 @functools.lru_cache(maxsize=1024)
 def _size(structure: Structure) -> int:
-    return _header_size(structure) + _payload_size(structure)
-
-
-def _payload_size(structure: Structure) -> int:
-    return sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in structure)
+    return header_size(structure) + payload_size(structure)
 
 
 @functools.lru_cache(maxsize=1024)
-def _header_size(structure: Structure) -> int:
-    """Measured on a letter of zeros, once per structure, rather than derived from how the library writes JSON."""
+def _frame(structure: Structure) -> tuple[bytes, bytes]:
+    """What stands before and after the line of fields in the header.
+
+    It is taken from a letter of zeros, once per structure, rather than derived from how the library writes JSON.
+    """
     for name, _, dtype in structure:
         if not _NAME.fullmatch(name) or name == "__metadata__":
-            raise MaplError(f"a letter's tensor cannot be named {name!r}: letters, digits and . _ / - only")
-        if dtype not in _DTYPES.values():
-            raise MaplError(
-                f"a letter's tensor {name!r} cannot be {dtype}: only {', '.join(map(str, _DTYPES.values()))}"
+            raise LetterError("names", f"a letter's tensor cannot be named {name!r}: letters, digits and . _ / - only")
+        if dtype not in DTYPES.values():
+            raise LetterError(
+                "dtype",
+                f"a letter's tensor {name!r} cannot be {dtype}: only {', '.join(map(str, DTYPES.values()))}",
             )
     tensors = {name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in structure}
-    header = _header(Letter(run="0" * 16, sender=0, round=0, samples=0, architecture="", tensors={}))
-    return len(save(tensors, metadata={_HEADER: header})) - _payload_size(structure)
+    line = "#" * _LINE  # as long as any other
+    data = save(tensors, metadata={HEADER: line})
+    before, after = data[: len(data) - payload_size(structure)].split(line.encode())
+    return before, after
 
 
-def _header(letter: Letter) -> str:
+def header_line(letter: Letter, checksum: str = "") -> str:
     """The line of fields, each padded to its fixed width."""
-    for field, text in (("run", letter.run), ("architecture", letter.architecture or "0" * 16)):
-        if not _HEX.fullmatch(text):
-            raise MaplError(f"a letter's {field} is {text!r}, but should be 16 hexadecimal digits")
-    for field, number in (("sender", letter.sender), ("round", letter.round), ("samples", letter.samples)):
-        if not 0 <= number < 10 ** _WIDTHS[field]:
-            raise MaplError(
-                f"a letter's {field} is {number}, but should be 0 or more, with at most {_WIDTHS[field]} digits"
-            )
     values: dict[str, str | int] = {
         "version": VERSION,
         "run": letter.run,
         "sender": letter.sender,
         "round": letter.round,
         "samples": letter.samples,
-        "architecture": letter.architecture or _NO_ARCHITECTURE,
+        "architecture": letter.architecture or NO_ARCHITECTURE,
+        "checksum": checksum,
     }
-    return " ".join(f"{field}={str(values[field]).zfill(width)}" for field, width in _WIDTHS.items())
+    return " ".join(f"{field}={str(values[field]).zfill(width)}" for field, width in WIDTHS.items())
 
 
-# Reading
-
-
-def decode(data: bytes, schema: Schema) -> Letter:
-    """The letter in `data`, or a `MaplError` that says what is wrong with it.
-
-    A letter comes from somebody else, so nothing is ever unpickled: it is JSON and raw numbers. Cheap checks come first
-    (size, header, structure, payload), so no tensor is created from a letter that does not belong.
-    """
-    who = "a letter" if schema.sender is None else f"the letter of sender {schema.sender}"
-    if len(data) > schema.limit:
-        raise MaplError(f"{who} has {len(data)} bytes, but at most {schema.limit} are read")
-    header = _read_header(data, schema, who)
-    letter = _read_fields(header.pop("__metadata__", None), schema, who)
-    who = f"the letter of sender {letter.sender}"
-    if schema.instead and header.keys() == schema.instead.keys():
-        schema = replace(schema, tensors=schema.instead)
-    _check_structure(header, schema, letter.architecture, who)
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError) as error:
-        raise MaplError(f"{who} is damaged: {error}") from error
-    for name, tensor in tensors.items():
-        _check_values(name, tensor, who)
-    # In the order of the schema, not in the order in the file.
-    contents = {name: tensors[name] for name in schema.tensors}
-    return Letter(letter.run, letter.sender, letter.round, letter.samples, letter.architecture, contents)
-
-
-def _read_header(data: bytes, schema: Schema, who: str) -> dict[str, Any]:
-    """The JSON before the payload. Its claimed length is not trusted: it is bounded before anything is parsed."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > len(data) - 8:
-        raise MaplError(
-            f"{who} is cut short or not safetensors: {len(data)} bytes do not hold the header they announce"
-        )
-    # Generous, so that the error for a letter with other tensors can name them.
-    most = 4 * max(_header_size(_expected(tensors)) for tensors in (schema.tensors, schema.instead or {}))
-    if length > most:
-        raise MaplError(f"{who} has a header of {length} bytes, but at most {most} are expected")
-    try:
-        header = json.loads(data[8 : 8 + length].decode(), object_pairs_hook=_once_each)
-    except (ValueError, RecursionError) as error:
-        raise MaplError(f"{who} is not safetensors: its header is not JSON ({_short(error)})") from error
-    if not isinstance(header, dict):
-        raise MaplError(f"{who} is not safetensors: its header is not a JSON object")
-    return header
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse duplicate keys: two readers might otherwise use different ones."""
-    unique = dict(pairs)
-    if len(unique) != len(pairs):
-        raise ValueError("a key is given twice")
-    return unique
-
-
-def _read_fields(metadata: Any, schema: Schema, who: str) -> Letter:
-    """The line of fields as a letter without contents, checked against the schema."""
-    line = metadata.get(_HEADER) if isinstance(metadata, dict) and len(metadata) == 1 else None
-    pairs = [pair.partition("=") for pair in line.split(" ")] if isinstance(line, str) else []
-    fields = {name: value for name, _, value in pairs}
-    if not pairs or fields.get("version", "").lstrip("0") != str(VERSION):
-        version = _short(fields["version"]) if "version" in fields else "missing"
-        raise MaplError(f"{who} has a version that is {version}, but {VERSION} is expected")
-    if [name for name, _, _ in pairs] != list(_WIDTHS):
-        raise MaplError(f"{who} has the header fields {_short(list(fields))}, but {', '.join(_WIDTHS)} are expected")
-    for field, width in _WIDTHS.items():
-        if len(fields[field]) != width:
-            raise MaplError(f"{who} has {field} {_short(fields[field])}, but {width} characters are expected")
-    sender, round, samples = (_number(field, fields[field], who) for field in ("sender", "round", "samples"))
-    _check_expected(fields["run"], sender, round, schema, who)
-    architecture = "" if fields["architecture"] == _NO_ARCHITECTURE else fields["architecture"]
-    if architecture and not _HEX.fullmatch(architecture):
-        raise MaplError(f"{who} has architecture {_short(architecture)}, but 16 hexadecimal digits are expected")
-    return Letter(fields["run"], sender, round, samples, architecture, {})
-
-
-def _number(field: str, text: str, who: str) -> int:
-    if not _NUMBER.fullmatch(text):
-        raise MaplError(f"{who} has {field} {_short(text)}, but a whole number is expected")
-    if int(text) < 0:
-        raise MaplError(f"{who} has {field} {int(text)}, but 0 or more is expected")
-    return int(text)
-
-
-def _check_expected(run: str, sender: int, round: int, schema: Schema, who: str) -> None:
-    if run != schema.run:
-        raise MaplError(f"{who} belongs to run {_short(run)}, but {schema.run!r} is expected")
-    if schema.sender not in (None, sender):
-        raise MaplError(f"{who} says that its sender is {sender}, but {schema.sender} is expected")
-    if schema.round not in (None, round):
-        raise MaplError(f"{who} is of round {round}, but round {schema.round} is expected")
-
-
-def _check_structure(header: Mapping[str, Any], schema: Schema, architecture: str, who: str) -> None:
-    """Check names, shapes and dtypes in the header. The library checks that the payload agrees with them."""
-    for names, what in (
-        (header.keys() - schema.tensors.keys(), "unknown"),
-        (schema.tensors.keys() - header, "missing"),
-    ):
-        if names:
-            raise MaplError(f"{who}: {what} tensor {_short(min(names))}; expected: {', '.join(schema.tensors)}")
-    for name, spec in schema.tensors.items():
-        entry = header[name] if isinstance(header[name], dict) else {}
-        shape, announced = entry.get("shape"), entry.get("dtype")
-        # Untrusted JSON: `true` would pass for 1.
-        if not isinstance(shape, list) or any(type(length) is not int for length in shape):
-            shape = [-1]  # a shape that no schema expects
-        if not schema.fits(name, shape, architecture):
-            raise MaplError(f"{who}: {name!r} has shape {_short(shape)}, but {list(spec.shape)} is expected")
-        if not isinstance(announced, str) or _DTYPES.get(announced) != spec.dtype:
-            raise MaplError(f"{who}: {name!r} has dtype {_short(announced)}, but {spec.dtype} is expected")
-
-
-def _check_values(name: str, tensor: Tensor, who: str) -> None:
-    if tensor.dtype == torch.bool and tensor.view(torch.uint8).gt(1).any():
-        raise MaplError(f"{who}: {name!r} has bytes that are neither false nor true")
-    if tensor.is_floating_point() and not tensor.isfinite().all():
-        raise MaplError(f"{who}: {name!r} has values that are not finite")
-
-
-def _short(thing: object) -> str:
-    """Untrusted text, made safe to print: escaped and cut."""
-    text = ascii(str(thing)) if isinstance(thing, Exception) else ascii(thing)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+_LINE = len(header_line(Letter("0" * 16, 0, 0, 0, "", {})))

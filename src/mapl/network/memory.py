@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from mapl.errors import MaplError
 from mapl.network.inbox import Inbox, pile
-from mapl.network.letter import Letter
+from mapl.network.letter import Letter, LetterError, check_writable
 from mapl.network.transport import Mail
 
 Ids = NDArray[np.int64]
@@ -19,9 +21,7 @@ class MemoryPost:
 
     def exchange(self, mail: Mail) -> dict[int, Inbox]:
         """An inbox for every reader; see `Transport.exchange`."""
-        for sender, letter in mail.letters.items():
-            if letter.sender != sender:
-                raise MaplError(f"the letter posted by client {sender} says that its sender is {letter.sender}")
+        mail = _without_unwritable(mail)
         if mail.personal:
             return _personal(mail)
         readers = np.array(sorted(mail.requests), dtype=np.int64)
@@ -39,6 +39,41 @@ class MemoryPost:
             reader: Inbox(letters, places[start:end])
             for reader, start, end in zip(readers.tolist(), starts.tolist(), ends.tolist(), strict=True)
         }
+
+
+def _without_unwritable(mail: Mail) -> Mail:
+    """The mail without letters that have no encoding, or another sender than the client that posted them.
+
+    Each reader that asked for such a letter counts it.
+    """
+    wrong = {sender: error for sender, letter in mail.letters.items() if (error := _mistake(letter, sender))}
+    broken = {reader: error for reader, letter in mail.personal.items() if (error := _mistake(letter, letter.sender))}
+    if not wrong and not broken:
+        return mail
+    requests = dict(mail.requests)
+    for reader, asked in mail.requests.items():
+        mine = mail.personal.get(reader)
+        errors = {s: wrong[s] for s in asked.tolist() if s in wrong and (mine is None or mine.sender != s)}
+        if mine is not None and reader in broken and mine.sender in asked:
+            errors[mine.sender] = broken[reader]
+        for sender, error in errors.items():
+            mail.refused.add_error(sender, error)
+        if errors:
+            requests[reader] = asked[~torch.isin(asked, torch.tensor(list(errors)))]
+    letters = {sender: letter for sender, letter in mail.letters.items() if sender not in wrong}
+    personal = {reader: letter for reader, letter in mail.personal.items() if reader not in broken}
+    return replace(mail, letters=letters, personal=personal, requests=requests)
+
+
+def _mistake(letter: Letter, sender: int) -> LetterError | None:
+    if letter.sender != sender:
+        words = f"the letter posted by client {sender} says that its sender is {letter.sender}"
+        return LetterError("sender", words)
+    try:
+        check_writable(letter)
+    except LetterError as error:
+        return error
+    return None
 
 
 def _asked_for(writers: Ids, wanted: Ids) -> Ids:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from mapl.network.compressor import (
     POSITIONS,
     VALUES,
     Compressor,
+    count_damaged,
     float_names,
     places,
     with_contents,
 )
 from mapl.network.inbox import Inbox, Pile, pile
-from mapl.network.letter import Letter, Schema, Spec, size, specs
+from mapl.network.letter import MOST, Letter, Schema, Spec, size, specs
 from mapl.network.transport import Leg, Mail
 
 Stream = tuple[Leg, int, int]
@@ -33,6 +34,9 @@ ONCE: tuple[Leg, ...] = ("opening", "answers")
 """Legs with one letter per sender in a run. It is full, and nothing builds on it."""
 FULL = -1
 """What a full letter builds on."""
+
+Step = Literal["follows", "unknown", "damaged"]
+"""Whether a replica can be brought to a letter: it can, the letter before it is unknown, or it does not fit."""
 
 Ids = NDArray[np.int64]
 
@@ -147,8 +151,8 @@ class TopK(Compressor):
             if spec.dtype == torch.float32:
                 count = share(self.keep, torch.Size(spec.shape).numel())
                 result[name + VALUES] = spec._replace(shape=(count,))
-                result[name + POSITIONS] = spec._replace(shape=(count,), dtype=torch.int32)
-        return {**result, BUILDS_ON: Spec((1,), torch.int64)}
+                result[name + POSITIONS] = spec._replace(shape=(count,), dtype=torch.int32, low=0, high=None)
+        return {**result, BUILDS_ON: Spec((1,), torch.int64, low=0, high=MOST)}
 
     def _shorten(self, letters: list[Letter], streams: Sequence[Stream], which: Sequence[int], round: int) -> None:
         """Replace these letters by increments, and bring their replicas up to date."""
@@ -194,9 +198,9 @@ class TopK(Compressor):
         letters = _letters(delivery)
         streams = self._streams(mail.leg, letters, inboxes)
         bases = _bases(delivery)
-        usable = np.array(
-            [self._follow(*each, mail.round) for each in zip(streams, letters, bases, strict=True)], dtype=bool
-        )
+        steps = [self._follow(*each, mail.round) for each in zip(streams, letters, bases, strict=True)]
+        count_damaged(mail, inboxes, torch.tensor([step == "damaged" for step in steps]))
+        usable = np.array([step == "follows" for step in steps])
         if max(bases) > FULL:
             letters = [self._restored(*each) for each in zip(streams, letters, bases, usable.tolist(), strict=True)]
             stacked = replace(pile(letters), sizes=delivery.sizes)
@@ -215,23 +219,23 @@ class TopK(Compressor):
                     reader_of[position] = reader
         return [(leg, letter.sender, to) for letter, to in zip(letters, reader_of, strict=True)]
 
-    def _follow(self, stream: Stream, letter: Letter, base: int, round: int) -> bool:
-        """Bring the replica of a stream to this letter, if it is not there yet. Returns whether that is possible."""
+    def _follow(self, stream: Stream, letter: Letter, base: int, round: int) -> Step:
+        """Bring the replica of a stream to this letter, if it is not there yet."""
         replica = self.replicas.get(stream)
         if base == FULL:
             if letter.round == round and (replica is None or replica.round != round):
                 copies = {name: letter.tensors[name].clone() for name in float_names(letter)}
                 self.replicas[stream] = Replica(round, 0, copies)
-            return True
+            return "follows"
         if letter.round != round or replica is None or replica.round not in (base, round):
-            return False
+            return "unknown"
         if replica.round == round:  # its sender lives here, or another client has read it
-            return True
+            return "follows"
         if not _apply(letter, replica):
-            return False
+            return "damaged"
         replica.round = round
         replica.increments += 1
-        return True
+        return "follows"
 
     def _restored(self, stream: Stream, letter: Letter, base: int, usable: bool) -> Letter:
         """The letter with the tensors that it stands for; without any if it cannot be read."""
@@ -299,9 +303,7 @@ def _letters(delivery: Pile) -> list[Letter]:
         for tensors, number, row in zip(contents, shelf.stack_of.tolist(), shelf.row_of.tolist(), strict=True):
             if number >= 0:
                 tensors[name] = stacks[number][row]
-    senders, rounds, samples = (ids.tolist() for ids in (delivery.senders, delivery.rounds, delivery.samples))
-    facts = zip(senders, rounds, samples, delivery.architectures, contents, strict=True)
-    return [Letter("", *each) for each in facts]
+    return [replace(letter, tensors=tensors) for letter, tensors in zip(delivery.letters, contents, strict=True)]
 
 
 def _apply(letter: Letter, replica: Replica) -> bool:

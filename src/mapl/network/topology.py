@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from mapl.contents import check_digest
 from mapl.errors import MaplError, unknown
 from mapl.keys import NOBODY, key
 
@@ -35,6 +36,9 @@ class TopologySettings(BaseModel):
     probability: float = Field(0.3, ge=0, le=1, description="Probability of each edge of the Erdős–Rényi topology.")
     rewire: float = Field(0.1, ge=0, le=1, description="Probability that a small-world edge is rewired.")
     path: Path | None = Field(None, description='The edge list that the topology "file" is read from.')
+    digest: str | None = Field(
+        None, description="Of what is in `path`. A run fills it in, and refuses another file when it is resumed."
+    )
     every: int = Field(0, ge=0, description="Redraw the topology every this many rounds; 0 = never.")
 
 
@@ -137,6 +141,8 @@ def ring(clients: int, settings: TopologySettings, seed: int) -> Reach:
 
 def regular(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """Each client reaches `degree` others, drawn at random."""
+    if clients == 1:
+        return none(clients, settings, seed)
     degree = _degree(clients, settings)
     if degree * clients % 2:
         raise MaplError(
@@ -158,6 +164,8 @@ def erdos_renyi(clients: int, settings: TopologySettings, seed: int) -> Reach:
 
 def small_world(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """A ring in which each client reaches the `degree` nearest, some edges rewired at random (Watts–Strogatz)."""
+    if clients == 1:
+        return none(clients, settings, seed)
     degree = _degree(clients, settings)
     if degree % 2:
         raise MaplError(f"topology.degree is {degree}, but a small world takes an even number: half on either side")
@@ -168,6 +176,7 @@ def file(clients: int, settings: TopologySettings, seed: int) -> Reach:
     """The edges listed in the text file `path`, one pair of clients per line."""
     if settings.path is None:
         raise MaplError("topology.path is not set, but the topology 'file' takes the path of an edge list")
+    check_digest("network.topology.path", settings.path, settings.digest)
     try:
         text = settings.path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -17,9 +17,9 @@ from mapl.paper.cost import Rates
 from mapl.paper.plan import Work
 from mapl.paper.store import Store
 from mapl.paper.summary import summarise
-from mapl.recipe import Recipe, to_toml
-from mapl.runs.files import only_writer, write_aside
-from mapl.runs.history import RECIPE, Record, Round, load_recipe
+from mapl.recipe import Recipe
+from mapl.runs.files import only_writer
+from mapl.runs.history import RECIPE, Record, Round, load_recipe, write_recipe
 from mapl.runs.part import keeping_data
 from mapl.runs.run import Observer, resume, run
 
@@ -122,7 +122,7 @@ def _run(work: Work, folder: Path, observer: Observer, stop: Callable[[], bool],
         return run(work.recipe, folder, observers=[observer], stop=stop, overwrite=True)
     if load_recipe(folder).fingerprint() == work.recipe.fingerprint():
         # The same run, but the device or the folder of the data may have changed.
-        write_aside(folder / RECIPE, to_toml(work.recipe).encode())
+        write_recipe(folder, work.recipe)
     return resume(folder, observers=[observer], stop=stop, warn=warn)
 
 

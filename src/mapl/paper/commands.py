@@ -14,8 +14,8 @@ import typer
 
 from mapl.errors import MaplError
 from mapl.paper.tables import TABLES, cells
-from mapl.terminal.interrupt import STOPPED, Interrupt
-from mapl.terminal.messages import duration, warn
+from mapl.terminal.interrupt import Interrupt
+from mapl.terminal.messages import duration, say, warn
 from mapl.terminal.options import JsonOption, SetOption
 from mapl.terminal.progress import progress
 
@@ -83,25 +83,26 @@ def reproduce_command(
         if table == "complexity":  # no run: two rounds of letters, without training
             complexity.write(out, complexity.measure())
         end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
-        whole = _carry_out(works, store, end, as_json)
+        interrupt = Interrupt()
+        whole = _carry_out(works, store, end, as_json, interrupt)
         if table in TABLES:
             _show(table, store, protocol, wanted, across, as_json)
         elif whole and not page and not as_json:
             drawn = "--page draws it" if not protocol.label else "figures are drawn of the paper's own protocol alone"
-            print(f"the runs of figure {table} are in {store.folder}; {drawn}")
+            say(f"the runs of figure {table} are in {store.folder}; {drawn}")
         if page:
             _write_page(store)
     if not whole:
         print("stopped and saved; the same command goes on from here", file=sys.stderr)
         if time.monotonic() < end:
-            sys.exit(STOPPED)
+            sys.exit(interrupt.status)
 
 
 def _write_page(store: Store) -> None:
     from mapl.paper.page import write_page  # brings the drawing library with it
 
     for path in write_page(store.folder, store):
-        print(f"written: {path}", file=sys.stderr)
+        say(f"written: {path}", sys.stderr)
 
 
 def _words(given: Sequence[str] | None) -> list[str]:
@@ -123,7 +124,7 @@ def _listing(out: Path, as_json: bool) -> None:
         count = f"{done[name]:>4} of {total[name]} cells" if name in total else f"{'figure':>17}"
         print(json.dumps(entry) if as_json else f"{name:<12} {count:<17}  {title}")
     if not as_json:
-        print(f"{sum(done.values())} of {sum(total.values())} cells of the paper are filled in {out}")
+        say(f"{sum(done.values())} of {sum(total.values())} cells of the paper are filled in {out}")
 
 
 def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool = False) -> None:
@@ -150,11 +151,11 @@ def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool
     print(f"{len(works)} runs, {len(works) - len(left)} done, {len(left)} to go{when}", flush=True)
 
 
-def _carry_out(works: Sequence[Work], store: Store, end: float, as_json: bool) -> bool:
-    """All runs, or as many as end in time and before Ctrl-C; whether that was all."""
+def _carry_out(works: Sequence[Work], store: Store, end: float, as_json: bool, interrupt: Interrupt) -> bool:
+    """All runs, or as many as end in time and before Ctrl-C or SIGTERM; whether that was all."""
     from mapl.paper.carry_out import carry_out
 
-    with Interrupt() as interrupt, _watching(as_json) as watch:
+    with interrupt, _watching(as_json) as watch:
         return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=warn)
 
 
@@ -190,6 +191,4 @@ def _show(
         print(line)
     if not as_json:
         done = filled(store)
-        print(
-            f"{done[table]} of {sum(c.table == table for c in cells())} cells of {table} are filled in {store.folder}"
-        )
+        say(f"{done[table]} of {sum(c.table == table for c in cells())} cells of {table} are filled in {store.folder}")

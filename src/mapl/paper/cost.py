@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
-import mapl.methods
 from mapl.data.partition import cluster_classes
 from mapl.paper.machine import device_name, precision
 from mapl.paper.store import StoredRun
-from mapl.plugins import find
-from mapl.recipe import Recipe
+from mapl.plugins import looking
+from mapl.recipe import Recipe, method_class
 from mapl.runs.part import build_part
 from mapl.runs.round import play_round
 
@@ -25,8 +24,12 @@ def images_a_round(recipe: Recipe) -> float:
     settings = recipe.partition
     shots = settings.shots if settings.scenario in (1, 2) else fmean(settings.shots_range)
     held = fmean(len(classes) for classes in cluster_classes(settings, CLASSES))
-    views: int = find("method", recipe.method.name, mapl.methods).views
-    return recipe.clients * held * shots * recipe.train.epochs * views
+    return recipe.clients * held * shots * recipe.train.epochs * _views(recipe)
+
+
+@looking()
+def _views(recipe: Recipe) -> int:
+    return method_class(recipe.method.name).views
 
 
 Kind = tuple[int, tuple[str, ...], tuple[int, ...]]
@@ -34,8 +37,8 @@ Kind = tuple[int, tuple[str, ...], tuple[int, ...]]
 
 def kind_of(recipe: Recipe) -> Kind:
     """Runs of one kind take about the same time for an image: views, backbones, and the other sizes of the models."""
-    model, views = recipe.model, find("method", recipe.method.name, mapl.methods).views
-    return views, model.backbones, (model.embedding, model.projection, model.hidden, recipe.clients)
+    model = recipe.model
+    return _views(recipe), model.backbones, (model.embedding, model.projection, model.hidden, recipe.clients)
 
 
 @dataclass

@@ -135,13 +135,11 @@ def needs(recipe: Recipe) -> Needs:
 
 
 def identity(recipe: Recipe) -> str:
-    """Equal for runs that make the same picture: the same training, apart from MAPL's form and from when it is tested.
-
-    Coarser than `store.key_of`: a figure may be drawn from a run that was tested less often.
+    """Equal for runs that make the same picture: the same run of the same length, apart from MAPL's form and from when
+    it is tested.
     """
-    tree = recipe.model_dump(
-        mode="json", exclude={"name": True, "checkpoint": True, "engine": True, "evaluate": True, "data": {"folder"}}
-    )
+    tree = {**recipe.settings(), "rounds": recipe.rounds}
+    del tree["evaluate"]
     tree["method"].pop("form", None)
     for key in ("form", "confidence"):
         tree["method"].get("graph", {}).pop(key, None)

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mapl.analysis.control import control_of, has_letters
+from mapl.analysis.control import control_of
 from mapl.errors import MaplError, unknown
 from mapl.paper.extras import Extra
 from mapl.paper.figures import FIGURES
 from mapl.paper.protocol import Protocol
 from mapl.paper.store import key_of
 from mapl.paper.tables import TABLES, Cell, table
-from mapl.recipe import Recipe
+from mapl.recipe import Recipe, has_letters
 
 
 @dataclass(frozen=True)

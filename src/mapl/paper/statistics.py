@@ -13,12 +13,12 @@ from statistics import fmean, pstdev
 from typing import Literal
 
 from mapl.analysis.compare import Estimate
-from mapl.analysis.control import control_of, has_letters
+from mapl.analysis.control import control_of
 from mapl.errors import MaplError
 from mapl.paper.protocol import FORMS, OURS, Protocol
 from mapl.paper.store import Store, StoredRun, key_of
 from mapl.paper.tables import TABLES, Cell, cells, table
-from mapl.recipe import Recipe
+from mapl.recipe import Recipe, has_letters
 
 Over = Literal["seeds", "clients"]
 Tested = Literal["accuracy", "all_images"]
@@ -133,12 +133,20 @@ def _runs(recipe: Recipe, store: Store, seeds: Sequence[int]) -> list[StoredRun]
 
 
 def difference(runs: Sequence[StoredRun], others: Sequence[StoredRun], tested: Tested) -> tuple[Estimate | None, Over]:
-    """How much better some runs are than others on the same shards, over the seeds that both have; None without any."""
+    """How much better some runs are than others on the same shards, over the seeds that both have; None without any.
+
+    Runs on different data are never paired.
+    """
     by_seed = {run.seed: run for run in others}
-    pairs = [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed]
+    pairs = [(run, by_seed[run.seed]) for run in runs if run.seed in by_seed and same_data(run, by_seed[run.seed])]
     if tested == "all_images" and not all(one.all_images and other.all_images for one, other in pairs):
         return None, "seeds"
     return _paired(pairs, tested) if pairs else (None, "seeds")
+
+
+def same_data(one: StoredRun, other: StoredRun) -> bool:
+    """Whether two runs had the same data, as far as the store knows."""
+    return one.data == other.data or not (one.data and other.data)
 
 
 def paired(a: CellResult, b: CellResult) -> Estimate:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mapl.analysis.control import control_of, has_letters
+from mapl.analysis.control import control_of
 from mapl.errors import MaplError
-from mapl.recipe import Recipe, Tree, validated
+from mapl.plugins import looking
+from mapl.recipe import Recipe, Tree, has_letters, validated
 
 NO_SHARE = -1.0
 """What a line has for a share that does not exist."""
@@ -72,8 +73,11 @@ class StoredRun:
     date: str
     extra: dict[str, Any] = field(default_factory=dict)
     """What figures need of its models."""
+    data: str = ""
+    """The digest of its data (`Record.data`), if they are not a published data set; empty fits any data."""
 
     @cached_property
+    @looking()
     def parsed_recipe(self) -> Recipe:
         return validated(self.recipe, f"run {self.cell} of the store")
 
@@ -97,13 +101,9 @@ class StoredRun:
 
 
 def key_of(recipe: Recipe) -> str:
-    """The recipe's fingerprint and its length. How often a run is tested does not matter.
-
-    Without letters all networks are the same, and so are settings that only concern letters.
-    """
+    """The recipe's fingerprint and its length; without letters, those of the control that most runs share."""
     plain = recipe if has_letters(recipe) else control_of(recipe)
-    tested = {"evaluate": recipe.evaluate.model_copy(update={"every": 1})}
-    return f"{plain.model_copy(update=tested).fingerprint()}-{recipe.rounds}"
+    return f"{plain.fingerprint()}-{recipe.rounds}"
 
 
 def sparse(weights: Tensor) -> list[dict[str, list[Any]]]:

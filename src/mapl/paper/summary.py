@@ -16,6 +16,7 @@ from mapl.paper.plan import Work
 from mapl.paper.protocol import form_of
 from mapl.paper.store import NO_SHARE, StoredRun, sparse
 from mapl.runs.history import Record, Round
+from mapl.runs.part import own_data
 from mapl.runs.run import restored_part
 
 
@@ -51,6 +52,9 @@ def summarise(work: Work, record: Record, setup_seconds: float) -> StoredRun:
         versions=versions(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         extra=_extra(work, record),
+        # Published data is known by its name. Its digest would tell the whole set from a part of it that has every
+        # image that the clients hold.
+        data=record.data if own_data(recipe) else "",
     )
 
 

@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mapl.names import printable
+
 INK, FAINT = "#333333", "#D9D9D9"
 WIDTH = 10.0
 """Inches: the width of the page."""
@@ -42,7 +44,7 @@ def svg(drawn: Figure) -> bytes:
 
 def plain(text: str) -> str:
     """Text for matplotlib, which reads what is between two dollar signs as a formula."""
-    return text.replace("$", r"\$")
+    return printable(text, keep="\n").replace("$", r"\$")
 
 
 def tidy(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import mapl.data.sources
 import mapl.methods
+from mapl.analysis.privacy import spent
 from mapl.data.partition import SCENARIOS
 from mapl.errors import MaplError
 from mapl.methods._base import Centralised
 from mapl.network import TOPOLOGIES
-from mapl.plugins import find, summary
+from mapl.plugins import find, looking, summary
 from mapl.recipe import GIVEN_IN_PYTHON, Recipe
 from mapl.report.curves import graph_start
 from mapl.report.lines import Line
@@ -25,6 +26,7 @@ def title(lines: Sequence[Line]) -> str:
     return f"{methods} on {listing(recipe.data.name for recipe in recipes)}"
 
 
+@looking()
 def facts(lines: Sequence[Line]) -> dict[str, list[str]]:
     """What was run, by subject; several texts where arms differ."""
     recipes = [line.first.recipe for line in lines]
@@ -38,6 +40,8 @@ def facts(lines: Sequence[Line]) -> dict[str, list[str]]:
         "Rounds": [_rounds(lines)],
         "Seeds": [f"{listing(sorted({run.recipe.seed for run in runs}))} ({count(len(runs), 'run')} in all)"],
     }
+    if privacy := _all(text for run in runs if (text := spent(run))):
+        entries["Privacy"] = privacy
     if forms := _all(text for recipe in recipes for text in _forms(recipe)):
         entries["Form"] = forms
     return entries

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from html import escape
+from html import escape as escape_html
 from string import Template
 
+from mapl.names import printable
 from mapl.report.document import Block, Bullets, Document, Entry, Facts, Heading, Paragraph, Picture, Table
+
+
+def escape(text: str) -> str:
+    """Text as it is written, whatever is in it."""
+    return escape_html(printable(text, keep="\n"))
+
 
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">

@@ -67,16 +67,12 @@ def lines(records: Sequence[Record], arms: Sequence[Arm] | None = None) -> list[
     groups = group(records)
     if not groups:
         raise MaplError("there is nothing to report: give at least one run")
-    tested = [[run for run in runs if run.tested] for runs in groups.values()]
-    if arms is None:
-        arms = compare([run for runs in tested for run in runs]) if any(tested) else []
-    elif len(arms) != sum(map(bool, tested)):
-        raise MaplError(f"arms: got {len(arms)}, but the runs that were tested make {sum(map(bool, tested))}")
-    remaining = iter(arms)
-    arm_lines = []
-    for place, (label, runs, with_tests) in enumerate(zip(groups, groups.values(), tested, strict=True)):
-        arm_lines.append(Line(label, runs, next(remaining) if with_tests else None, place))
-    return arm_lines
+    arms = compare(records) if arms is None else arms
+    tested = sum(bool(runs[0].tested) for runs in groups.values())
+    if len(arms) != tested:
+        raise MaplError(f"arms: got {len(arms)}, but the runs that were tested make {tested}")
+    by_label = {arm.label: arm for arm in arms}
+    return [Line(label, runs, by_label.get(label), place) for place, (label, runs) in enumerate(groups.items())]
 
 
 def accuracy_curve(line: Line) -> Curve | None:

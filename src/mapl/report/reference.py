@@ -47,6 +47,9 @@ every default filled in, and says where each value came from. An unknown key is 
 one. `method = "local"` is short for `[method]` with `name = "local"`; the same goes for `data`. If a setting may be
 "not set", a recipe says so with `"none"`.
 
+Where a setting takes `package.module:Name`, it names code. `mapl run` imports and runs it, so trust a recipe file as
+you would a script. `mapl show` does so only with `--trust`.
+
 This page is generated from the settings: `make docs` rewrites it.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mapl.analysis.compare import Arm
+from mapl.analysis.compare import Arm, notes
 from mapl.report import curves, facts, maps, sentences, tables
 from mapl.report.document import Bullets, Document, Facts, Heading, Paragraph
 from mapl.report.embedding import embed, embedding_figure
@@ -18,7 +18,8 @@ GRAPHS = 4
 """Arms whose graph is drawn; each needs a t-SNE, which takes seconds."""
 AGAIN = (
     "Each folder holds its whole recipe: mapl run <folder>/recipe.toml --name again repeats the run, to the bit on the "
-    "same machine. Equal fingerprints mean equal recipes, whatever their name and length."
+    "same machine. Equal fingerprints mean equal settings, whatever the name, length and device. Equal data digests "
+    "mean equal images and labels."
 )
 
 
@@ -54,6 +55,8 @@ def _results(page: Document, lines: Sequence[Line]) -> None:
     page.add(Bullets(sentences.headlines(lines)))
     page.add(Heading("What was run"), Facts(facts.facts(lines)))
     page.add(Heading("Results"), tables.arms_table(lines), Paragraph(sentences.ARMS_EXPLAINED))
+    if remarks := notes([line.arm for line in lines if line.arm is not None]):
+        page.add(Bullets(remarks))
     if tables.shows_way(lines):
         page.add(Paragraph(sentences.WAY_EXPLAINED))
     if any(line.arm for line in lines):
@@ -102,6 +105,8 @@ def _costs(page: Document, lines: Sequence[Line]) -> None:
         page.draw("messages", curves.messages_figure(played), alt, sentences.messages_caption(played))
     else:
         page.add(Paragraph("No letter was sent: every client learned alone."))
+    if any(run.refused for line in played for run in line.runs):
+        page.add(Paragraph(sentences.refused_letters(played)), tables.refused_table(played))
 
 
 def _clients(page: Document, lines: Sequence[Line]) -> None:

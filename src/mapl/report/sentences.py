@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mapl.analysis.clusters import adjusted_rand, edges, first_mixed, share_inside
 from mapl.analysis.compare import Arm
+from mapl.network.refused import total
 from mapl.report.curves import mesh, term_name
 from mapl.report.embedding import Embedding
 from mapl.report.lines import Line, loss_curve, loss_terms
@@ -18,10 +19,10 @@ from mapl.runs.history import Record
 
 ARMS_EXPLAINED = (
     "The collaboration gain is an arm's accuracy minus that of its control, in percentage points. The control is the "
-    "same recipe and seed with no letters at all. Shards and initial weights are equal in both, so the gain is what "
-    "the letters add. An arm that has not played all rounds of its recipe says how many it has; it is compared with "
-    "its control at the round of the arm's last test. ± is a 95 % interval over seeds. Messages, MiB and seconds are "
-    "per run."
+    "same recipe, data and seed with no letters at all. Shards and initial weights are equal in both, so the gain is "
+    "what the letters add. An arm that has not played all rounds of its recipe says how many. An arm is compared "
+    "with its control at the round of the arm's last test. ± is a 95 % interval over seeds. Messages, MiB and seconds "
+    "are per run."
 )
 WAY_EXPLAINED = (
     "The way to pooled is the gain as a share of what the ceiling gains over the same control, seed by seed. The "
@@ -122,8 +123,12 @@ def data_caption(record: Record) -> str:
     for card in record.clients:
         groups.setdefault(card.cluster, set()).update(card.classes)
     shared = sum(len(a & b) > 0 for i, a in groups.items() for j, b in groups.items() if i < j)
-    if len(groups) == 1:
+    if len(record.clients) == 1:
+        verdict = "There is only one client"
+    elif len(groups) == 1:
         verdict = "There is only one cluster: all clients draw from the same classes"
+    elif shared == 0 and len(groups) == len(record.clients):
+        verdict = "No two clients have a class in common, and every client is a cluster of its own"
     elif shared == 0:
         verdict = "No class occurs in two clusters, so only clients of one cluster can learn from each other's data"
     else:
@@ -151,6 +156,8 @@ def _graph_verdict(record: Record, first: int) -> str:
     clusters = _clusters(record)
     if len(set(clusters)) < 2:
         return "With one cluster there is nothing to recover."
+    if len(set(clusters)) == len(clusters):
+        return "Every client is a cluster of its own, so there is nothing to recover."
     graphs = record.weights(first), record.weights()
     before, after = (share_inside(graph, clusters) for graph in graphs)
     if before is None or after is None:
@@ -200,13 +207,14 @@ def embedding_caption(line: Line, embedding: Embedding) -> str:
         verdict = "the clients' spaces are partly alike"
     else:
         verdict = "each client has a space of its own"
+    chance = f"the same class for {percent(embedding.aligned)} of the points (by chance {percent(embedding.by_chance)})"
+    if 1 < len(set(embedding.clusters.tolist())) < len(line.first.clients):
+        chance += f" and the same cluster for {percent(embedding.kin)} (by chance {percent(embedding.kin_by_chance)})"
     return (
         f"{line.label}, seed {line.first.recipe.seed}, after {count(embedding.rounds, 'round')}: embeddings z of "
         f"{len(embedding.points):,} test images, each from its own client's model, laid out by t-SNE. Colours are "
         "classes on the left and clients on the right; shapes are clusters. The nearest point of another client has "
-        f"the same class for {percent(embedding.aligned)} of the points (by chance {percent(embedding.by_chance)}) and "
-        f"the same cluster for {percent(embedding.kin)} (by chance {percent(embedding.kin_by_chance)}): {verdict}. "
-        "In a t-SNE, distances between far islands mean nothing."
+        f"{chance}: {verdict}. In a t-SNE, distances between far islands mean nothing."
     )
 
 
@@ -232,6 +240,15 @@ def messages_caption(lines: Sequence[Line]) -> str:
     return (
         "What the network carried, counted by its ledger. Dashed: everybody writes to everybody in every round. "
         f"Messages of a whole run: {listing(totals)}."
+    )
+
+
+def refused_letters(lines: Sequence[Line]) -> str:
+    left_out = sum(total(run.refused) for line in lines for run in line.runs)
+    were = "was" if left_out == 1 else "were"
+    return (
+        f"{count(left_out, 'letter')} {were} left out because they failed a check. Their readers went on as if the "
+        "letters had been lost. A letter that several clients refuse counts once for each."
     )
 
 

@@ -60,11 +60,28 @@ def runs_table(lines: Sequence[Line]) -> Table:
             f"{len(run.rounds)} of {run.recipe.rounds}",
             f"{100 * run.mean:.1f}" if run.tested else DASH,
             run.recipe.fingerprint(),
+            run.data,
         ]
         for line in lines
         for run in line.runs
     ]
-    return Table(["folder", "arm", "seed", "rounds", "accuracy (%)", "fingerprint"], rows, words=2)
+    return Table(["folder", "arm", "seed", "rounds", "accuracy (%)", "fingerprint", "data"], rows, words=2)
+
+
+MOST_REFUSED = 100
+"""Rows of the table of letters that were left out."""
+
+
+def refused_table(lines: Sequence[Line]) -> Table:
+    """One row per run, sender and reason: how many letters were left out."""
+    rows = [
+        [run.folder.name, str(sender), reason, f"{number:,}"]
+        for line in lines
+        for run in line.runs
+        for sender, reasons in run.refused.items()
+        for reason, number in reasons.items()
+    ]
+    return Table(["folder", "sender", "reason", "letters left out"], rows[:MOST_REFUSED], words=3)
 
 
 def clients_table(record: Record) -> Table:

@@ -258,17 +258,35 @@ def _header(tensors: Mapping[str, Tensor], groups: Mapping[torch.dtype, list[str
     return len(text).to_bytes(8, "little") + text
 
 
-def latest(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint. A damaged one is reported to `warn`, and the one before it is tried."""
+def latest(
+    run: Path, warn: Callable[[str], None], unfit: Callable[[Checkpoint], str] = lambda saved: ""
+) -> Checkpoint | None:
+    """The newest whole checkpoint. A damaged one is reported to `warn`, and the one before it is tried.
+
+    So is one that does not fit the run's other files: `unfit` says why, or nothing.
+    """
     paths = _newest_first(run)
+    problem = ""
     for path in paths:
         try:
-            return load(path)
+            saved = load(path)
+            if why := unfit(saved):
+                raise MaplError(f"checkpoint {str(path)!r} cannot be used: {why}")
+            return saved
         except MaplError as error:
-            warn(f"{error}; trying the one before it")
+            problem = str(error)
+            warn(f"{problem}; trying the one before it")
     if paths:
-        raise MaplError(f"no checkpoint in {str(run / FOLDER)!r} is whole; start the run again with --overwrite")
+        raise MaplError(
+            f"no checkpoint in {str(run / FOLDER)!r} is whole and fits the run's other files ({problem}); start the "
+            "run again with --overwrite"
+        )
     return None
+
+
+def newest(run: Path) -> int:
+    """The rounds of the newest checkpoint, by its name; 0 if there is none."""
+    return max((int(path.name.split("-")[0]) for path in _newest_first(run)), default=0)
 
 
 def forget_newer(run: Path, rounds: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +14,9 @@ from torch import Tensor
 from mapl.client import Client, Server
 from mapl.errors import MaplError
 from mapl.methods._base import Centralised, Method
-from mapl.network import Compressor, Inbox, Ledger, Letter, Mail, Schema, Topology, Transport, nbytes
+from mapl.network import Compressor, Inbox, Ledger, Letter, Mail, Noise, Schema, Topology, Transport, inspect, nbytes
+from mapl.network.noise import FROM_CLIENTS
+from mapl.network.refused import Counts, added
 from mapl.network.transport import Leg
 
 NOTHING = Inbox.of([])
@@ -23,12 +27,15 @@ LARGEST = 2**32
 def look_around(
     method: Method[Any], clients: Sequence[Client], server: Server | None, topology: Topology, round: int
 ) -> None:
-    """Tell every node whom it can reach this round. With a server, a client reaches only the server."""
+    """Tell every node whom it can reach this round. With a server, a client reaches only the server.
+
+    A single client reaches nobody: a server could only send its own letter back.
+    """
     if not isinstance(method, Centralised):
         for client in clients:
             client.neighbours = topology.neighbours(round, client.id)
         return
-    connected = topology.settings.name != "none"
+    connected = topology.settings.name != "none" and topology.clients > 1
     for client in clients:
         client.neighbours = torch.tensor([topology.clients] if connected else [], dtype=torch.long)
     if server is not None:
@@ -50,9 +57,16 @@ class Exchange:
     round: int
     limit: int | None = None
     """The largest letter in bytes, as it travels."""
+    noise: Noise | None = None
     compressor: Compressor | None = None
     drawn_in: int = 0
     """Since which round the topology has been what it is in this one."""
+    released: Counter[int] = field(default_factory=Counter)
+    """How many noisy letters each client has passed to the transport, asked for or not."""
+    refused: Counts = field(default_factory=dict)
+    """The letters that were left out because they failed a check."""
+    _own: dict[int, Letter] = field(default_factory=dict)
+    """What each node last wrote to everyone, before compression. Its readers' norms are compared with it."""
 
     def run(self) -> list[tuple[Client, Inbox]]:
         """Every client with its inbox. Letters that did not arrive are missing from it."""
@@ -123,17 +137,29 @@ class Exchange:
         if self.server:
             nodes[self.server.id] = self.server
 
+        @functools.cache
         def expects(reader: int) -> Schema:
             return self._schema(nodes[reader], leg)
 
         mail = Mail(self.round, leg, _written(letters), requests, expects, _written(personal or {}), self._anew())
-        if self.compressor is not None:
-            mail = self.compressor.outgoing(mail)
-        for letter in [*mail.letters.values(), *mail.personal.values()] if self.limit is not None else ():
+        if self.noise is not None:
+            mail = self._noisy(self.noise, mail)
+        self._own |= mail.letters  # with their noise: clipping changes norms
+        carried = mail if self.compressor is None else self.compressor.outgoing(mail)
+        for letter in [*carried.letters.values(), *carried.personal.values()] if self.limit is not None else ():
             check_size(letter, self.limit)
-        inboxes = self.transport.exchange(mail)
-        self.ledger.record(inboxes.values())
-        return inboxes if self.compressor is None else self.compressor.incoming(mail, inboxes)
+        inboxes = self.transport.exchange(carried)
+        self.ledger.record(inboxes.values(), mail.refused)
+        if self.compressor is not None:
+            inboxes = self.compressor.incoming(carried, inspect(carried, inboxes, own=None))
+        inboxes = inspect(mail, inboxes, self._own)
+        self.refused = added(self.refused, mail.refused.by_sender)
+        return inboxes if self.noise is None else self.noise.incoming(inboxes)
+
+    def _noisy(self, noise: Noise, mail: Mail) -> Mail:
+        if mail.leg in FROM_CLIENTS:
+            self.released.update(mail.letters.keys())
+        return noise.outgoing(mail)
 
     def _anew(self) -> int:
         """The last round in which nodes could read letters of senders whose previous letter they did not read."""
@@ -148,7 +174,9 @@ class Exchange:
         else:
             tensors = method.schema(node, self.round)
         architecture = method.architecture(node) if isinstance(node, Client) else ""
-        return Schema(node.run, self.limit or LARGEST, tensors, round=self.round, architecture=architecture)
+        fewest = 0 if leg in ("replies", "opening") else 1  # those are a server's, which has no samples
+        limit = self.limit or LARGEST
+        return Schema(node.run, limit, tensors, round=self.round, architecture=architecture, fewest=fewest)
 
 
 def _written(letters: Mapping[int, Letter | None]) -> dict[int, Letter]:

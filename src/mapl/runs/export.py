@@ -20,6 +20,7 @@ from mapl.client import Client
 from mapl.errors import MaplError, unknown
 from mapl.methods._base import Method
 from mapl.model import Backbone, find_backbone
+from mapl.plugins import looking
 from mapl.runs.files import write_aside
 from mapl.runs.history import Round, load
 from mapl.runs.part import Part
@@ -85,6 +86,7 @@ def export_run(
     pixels: Pixels = "uint8",
     overwrite: bool = False,
     warn: Callable[[str], None] = lambda message: None,
+    trust: bool = False,
 ) -> list[Path]:
     """Write the models of a run's newest whole checkpoint into the folder `to`, and return the files.
 
@@ -92,6 +94,8 @@ def export_run(
     metadata; see `load_model`.
     "torch-export": client-003.pt2, a program for `torch.export.load` that needs neither mapl nor the backbone's code,
     and its card client-003.json. A program takes one dtype: uint8, or floats in [0, 1] with pixels="float32".
+    A model is built before its weights are loaded. If the run's recipe names code from outside the package for that,
+    `trust` must say that this code may run.
     """
     folder, to = Path(folder), Path(to)
     for name, value, allowed in (("format", kind, SUFFIXES), ("pixels", pixels, PIXELS)):
@@ -99,7 +103,8 @@ def export_run(
             raise unknown(name, value, allowed)
     if not folder.is_dir():
         raise MaplError(f"there is no run {str(folder)!r}")
-    part = restored_part(folder, warn)
+    with looking(trust):
+        part = restored_part(folder, warn)
     if part is None:
         raise MaplError(f"run {str(folder)!r} has no checkpoint yet, so there are no models to export")
     chosen = _chosen(part, clients)
@@ -107,7 +112,11 @@ def export_run(
         _check_free([path for client in chosen for path in _paths(to, client, kind)])
     if kind == "safetensors" and type(part.method).scores is not Method.scores:
         warn(f"{part.recipe.method.name} need not classify by its head, but a model loaded from safetensors does")
-    tested = next((line for line in reversed(load(folder).rounds) if line.accuracy is not None), None)
+    rounds = load(folder).rounds
+    if part.round < len(rounds):
+        warn(f"the models are those after round {part.round}, the last saved one of {len(rounds)} rounds")
+    # Not a later test: it was of other models.
+    tested = next((line for line in reversed(rounds[: part.round]) if line.accuracy is not None), None)
     written: list[Path] = []
     for client in chosen:
         card = _card(part, client, tested)

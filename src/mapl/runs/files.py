@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mapl.errors import Busy
+from mapl.errors import Busy, MaplError
 
 if sys.platform != "win32":
     import fcntl
@@ -22,7 +22,8 @@ def write_aside(path: Path, data: bytes | memoryview) -> None:
 def write_parts(aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path]) -> Path:
     """The same for a file that comes in parts and whose name is known only at the end. Returns its path."""
     try:
-        with aside.open("wb") as file:
+        aside.unlink(missing_ok=True)  # what a crash left; or a link, which would be written through
+        with aside.open("xb") as file:
             for part in parts:
                 file.write(part)
             file.flush()
@@ -32,6 +33,28 @@ def write_parts(aside: Path, parts: Iterable[bytes | memoryview], path: Callable
     finally:
         aside.unlink(missing_ok=True)
     return whole
+
+
+def check_entries(folder: Path, files: Iterable[str], folders: Iterable[str]) -> None:
+    """Refuse a run's folder with links in it, or with something else under the name of a file or a folder of a run.
+
+    To write to a link would be to write to whatever it points to.
+    """
+    for path in (
+        *folder.glob("*"),
+        *folder.glob(".*"),
+        *(entry for name in folders for entry in folder.glob(f"{name}/*")),
+    ):
+        if path.is_symlink():
+            raise MaplError(
+                f"{str(path)!r} is a link, and a run's folder has none: copy what it points to, or remove it"
+            )
+    for name, is_right, kind in (
+        *((n, Path.is_file, "file") for n in files),
+        *((n, Path.is_dir, "folder") for n in folders),
+    ):
+        if (folder / name).exists() and not is_right(folder / name):
+            raise MaplError(f"{str(folder / name)!r} is not a {kind}: remove it")
 
 
 def sync(paths: Iterable[Path]) -> None:
@@ -56,7 +79,7 @@ def only_writer(folder: Path, what: str = "run") -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Busy(f"another process is writing {what} {str(folder)!r}; wait for it, or end it") from error
+            raise Busy(f"somebody else is writing {what} {str(folder)!r}; wait for it, or end it") from error
         except OSError:
             pass  # the file system has no locks: continue without one
         yield

@@ -2,9 +2,9 @@
 
 A run's folder:
 
-    recipe.toml      the whole recipe
-    clients.json     who the clients are: backbone, classes, number of images
-    history.jsonl    one line per round; equal runs have equal bytes
+    recipe.toml      the whole recipe; its last line is a digest of the lines above
+    clients.json     who the clients are: backbone, classes, number of images, digest of the data
+    history.jsonl    one line per round, each bound to the line before it (see `chain`); equal runs have equal bytes
     graph.rows       who listens to whom, where the method has a graph; graph.index points into it (see `graph`)
     times.jsonl      how long each round took; separate because it differs even between equal runs
     checkpoints/     everything needed to resume
@@ -13,58 +13,32 @@ A run's folder:
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from pydantic_core import to_json
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.recipe import Recipe, read, validated
-from mapl.runs.files import write_aside
-from mapl.runs.graph import Graph, fill
+from mapl.network import epsilon
+from mapl.network.refused import Counts, added
+from mapl.plugins import looking
+from mapl.recipe import Recipe, read, to_toml, validated
+from mapl.runs import checkpoint
+from mapl.runs.chain import Header, History, closed, digest, follows, read_history
+from mapl.runs.chain import Round as Round  # the one that everybody else imports from here
+from mapl.runs.files import check_entries, write_aside
+from mapl.runs.graph import INDEX, ROWS, Graph, fill
 
 RECIPE, CLIENTS, HISTORY, TIMES = "recipe.toml", "clients.json", "history.jsonl", "times.jsonl"
 PROFILE = "profile.json"
-
-Bytes = bytes  # `Round` has a field of that name
-
-
-@dataclass(frozen=True)
-class Round:
-    """One line of the history."""
-
-    round: int
-    losses: dict[str, list[float]]
-    """By term, then by client."""
-    accuracy: list[float] | None
-    """By client; None in a round without a test."""
-    messages: int
-    bytes: int
-    all_images: list[float] | None = None
-    """Accuracy by client on all test images of its classes; None if not asked for."""
-    ways: dict[str, list[float]] | None = None
-    """Accuracy by client of the other ways to answer (`Method.ways`), on all test images if they are asked for."""
-
-    def line(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for optional in ("all_images", "ways"):
-            if values[optional] is None:
-                del values[optional]
-        return to_json(values).decode() + "\n"
-
-    @staticmethod
-    def of_line(line: str | Bytes) -> Round:
-        values = json.loads(line)
-        if "rows" in values:
-            raise OlderRun
-        return Round(**values)
 
 
 @dataclass(frozen=True)
@@ -78,6 +52,8 @@ class ClientCard:
     tests: int
     backbone: str
     parameters: int
+    data: str = ""
+    """A digest of the data that its images come from (`mapl.runs.part.digests`)."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +65,21 @@ class Record:
     clients: list[ClientCard]
     rounds: list[Round]
     times: list[dict[str, float]]
+    """The rounds whose times are known, in order: seconds, and the seconds of each part."""
+    history: History | None = None
+    """The same rounds with their hashes; None for a record that was not read from a folder."""
+    remarks: tuple[str, ...] = ()
+    """What a reader should know, such as lines of times.jsonl that are missing or damaged."""
+
+    @property
+    def data(self) -> str:
+        """A digest of the data: equal for equal images and labels."""
+        return combined({card.id: card.data for card in self.clients})
+
+    @property
+    def identity(self) -> str:
+        """16 hex digits, equal for runs of the same settings (`Recipe.settings`) on the same data."""
+        return digest(f"{self.recipe.fingerprint()} {self.data}".encode())
 
     @cached_property
     def tested(self) -> list[Round]:
@@ -138,6 +129,11 @@ class Record:
         return sum(r.bytes for r in self.rounds)
 
     @property
+    def refused(self) -> Counts:
+        """How many letters were left out because they failed a check, by sender, then by reason."""
+        return functools.reduce(added, (r.refused for r in self.rounds), {})
+
+    @property
     def seconds(self) -> float:
         return sum(t["seconds"] for t in self.times)
 
@@ -145,13 +141,29 @@ class Record:
     def profile(self) -> dict[str, Any] | None:
         """Where the time of the last profiled part of the run went; None if nothing was profiled."""
         path = self.folder / PROFILE
-        contents: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+        try:
+            contents: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+        except (OSError, ValueError) as error:
+            raise MaplError(f"{str(path)!r} is damaged: {error}") from error
         return contents
+
+    def epsilons(self, round: int = -1) -> list[float] | None:
+        """By client, the ε at `network.noise.delta` that its letters have spent by the end of a round.
+
+        None if letters travel as they were written, without clipping or noise.
+        """
+        noise = self.recipe.network.noise
+        if noise.clip is None:
+            return None
+        played = self.rounds[: range(len(self.rounds))[round] + 1] if self.rounds else []
+        letters = [sum(line.released[place] for line in played if line.released) for place in range(len(self.clients))]
+        return [epsilon(noise, number) for number in letters]
 
     @property
     def graph(self) -> Graph:
         """W of every round, sparse."""
-        return Graph(self.folder, [client.id for client in self.clients])
+        digests = [entry.graph for entry in self.history.entries] if self.history else None
+        return Graph(self.folder, [client.id for client in self.clients], digests)
 
     def weights(self, round: int = -1) -> Tensor:
         """The mixing matrix W (M, M) at the end of a round; a client that never mixed has its row of the identity."""
@@ -168,63 +180,189 @@ class Record:
 class OlderRun(MaplError):
     """The run's folder was written by an older version."""
 
-    def __init__(self) -> None:
-        super().__init__("it was written by an older version of mapl, which this version cannot read; run it again")
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"run {str(folder)!r} was written by an older version of mapl, which this version cannot read; run it again"
+        )
 
 
-def decode_all(data: bytes) -> list[Round]:
-    """The rounds of a history, without a last line that a crash cut off."""
-    return [Round.of_line(line) for line in data.split(b"\n")[:-1] if line]
+def combined(digests: Mapping[int, str]) -> str:
+    """One digest of the data of several clients. If all have the same, it is that one."""
+    if len(set(digests.values())) == 1:
+        return next(iter(digests.values()))
+    return digest("".join(f"{client}:{data}\n" for client, data in sorted(digests.items())).encode())
 
 
-def cut_history(path: Path, rounds: int, change: Callable[[Round], Round]) -> None:
-    """Cut a history after `rounds` rounds and change its last line."""
-    if not rounds:
-        path.unlink(missing_ok=True)
-        return
-    if not path.exists():
-        raise MaplError(f"{str(path)!r} is missing, but the run's checkpoint has {rounds} rounds")
-    with path.open("r+b") as file:
-        start, line = 0, b""
-        for number in range(rounds):
-            start, line = start + len(line), file.readline()
-            if not line.endswith(b"\n"):
-                raise MaplError(f"{str(path)!r} has {number} rounds, but its checkpoint has {rounds}")
-        file.truncate(start + len(line))
-        changed = change(_last_line(path, line)).line().encode()
-        if changed == line:
-            return
-        file.seek(0)
-        before = file.read(start)
-    write_aside(path, before + changed)
+# The recipe and the clients
 
 
-def _last_line(path: Path, line: Bytes) -> Round:
-    try:
-        return Round.of_line(line)
-    except (ValueError, TypeError) as error:
-        raise MaplError(f"the last line of {str(path)!r} is damaged: {error}") from error
+_DIGEST = "# digest of the lines above: "
 
 
-def load(folder: str | Path) -> Record:
-    """Read a run: its recipe, its clients, and what happened in every round."""
-    folder = Path(folder)
-    recipe = load_recipe(folder)
-    try:
-        cards = [ClientCard(**card) for card in json.loads((folder / CLIENTS).read_text())]
-        rounds = decode_all(_bytes(folder / HISTORY))
-        times = [json.loads(line) for line in _bytes(folder / TIMES).split(b"\n")[:-1] if line]
-    except (OSError, ValueError, TypeError, KeyError, OlderRun) as error:
-        raise MaplError(f"run {str(folder)!r} cannot be read: {error}") from error
-    return Record(folder, recipe, cards, rounds, times)
+def write_recipe(folder: Path, recipe: Recipe) -> None:
+    """Write a run's recipe. Its last line is a digest of the others."""
+    text = to_toml(recipe)
+    write_aside(folder / RECIPE, f"{text}{_DIGEST}{digest(text.encode())}\n".encode())
 
 
+@looking()
 def load_recipe(folder: Path) -> Recipe:
-    """The recipe of a run."""
+    """The recipe of a run, which may have been edited since. It imports nothing that only the folder names."""
     if not (folder / RECIPE).is_file():
         raise MaplError(f"{str(folder)!r} is not the folder of a run: it has no {RECIPE}")
+    check_entries(folder, (RECIPE, CLIENTS, HISTORY, TIMES, PROFILE, ROWS, INDEX), ("checkpoints",))
     return validated(read(folder / RECIPE), str(folder / RECIPE))
 
 
-def _bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
+def is_as_written(folder: Path) -> bool:
+    """Whether the recipe's last line fits the others."""
+    data = (folder / RECIPE).read_bytes()
+    text, _, rest = data.rpartition(_DIGEST.encode())
+    return rest == f"{digest(text)}\n".encode()
+
+
+def clients_file(cards: Sequence[ClientCard]) -> bytes:
+    """The contents of clients.json."""
+    return json.dumps([asdict(card) for card in cards], indent=1).encode()
+
+
+_CARDS = TypeAdapter(list[ClientCard])
+
+
+def read_cards(folder: Path) -> tuple[list[ClientCard], bytes]:
+    """The cards of clients.json, and its bytes."""
+    path = folder / CLIENTS
+    try:
+        data = path.read_bytes()
+        return _CARDS.validate_json(data, strict=True), data
+    except OSError as error:
+        raise MaplError(f"run {str(folder)!r} cannot be read: {error}") from error
+    except ValidationError as error:
+        what = error.errors()[0]
+        place = ".".join(map(str, what["loc"]))
+        raise MaplError(f"{str(path)!r} is damaged{f' at {place}' if place else ''}: {what['msg']}") from error
+
+
+# The times
+
+
+def times_line(round: int, seconds: Mapping[str, float], before: str) -> bytes:
+    """A line of times.jsonl, bound to the line of the history before its own."""
+    values = {"round": round, "seconds": sum(seconds.values()), **seconds}
+    return closed(json.dumps(values).encode()[:-1], before)[0]
+
+
+def read_times(folder: Path) -> list[bytes]:
+    """The lines of times.jsonl, without one that a crash cut off."""
+    try:
+        data = (folder / TIMES).read_bytes() if (folder / TIMES).exists() else b""
+    except OSError as error:
+        raise MaplError(f"{str(folder / TIMES)!r} cannot be read ({error.strerror})") from error
+    return data.split(b"\n")[:-1]
+
+
+def intact_times(lines: Sequence[bytes], history: History) -> tuple[dict[int, bytes], list[int]]:
+    """The lines that belong to rounds of the history, by round, and the numbers of all others.
+
+    A line after the last round is among the first if it was written there: then the history has lost its end.
+    """
+    before = [entry.before for entry in history.entries] + [history.last]
+    intact: dict[int, bytes] = {}
+    others = []
+    for number, line in enumerate(lines, 1):
+        round = _round_of(line)
+        if round in intact or not 0 <= round < len(before) or not follows(line, before[round]):
+            others.append(number)
+        else:
+            intact[round] = line
+    return dict(sorted(intact.items())), others
+
+
+def _round_of(line: bytes) -> int:
+    try:
+        round = json.loads(line)["round"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return -1
+    return round if type(round) is int else -1
+
+
+# A whole folder
+
+
+def load(folder: str | Path) -> Record:
+    """Read a run: its recipe, its clients, and what happened in every round.
+
+    Whatever was changed since the run wrote it is an error with file and line. Only times may be missing or damaged:
+    they are left out, and `Record.remarks` says so.
+    """
+    folder = Path(folder)
+    recipe = load_recipe(folder)
+    cards, clients = read_cards(folder)
+    # Before the history, which is written first: what they know, it has to know as well, even while the run goes on.
+    times, saved, graphs = read_times(folder), checkpoint.newest(folder), Graph.written(folder, len(cards))
+    history = read_history(folder / HISTORY)
+    if history.problem:
+        raise OlderRun(folder) if _is_older(folder) else MaplError(history.problem)
+    _check_header(folder, history, recipe, clients)
+    if not is_as_written(folder):
+        raise MaplError(
+            f"{str(folder / RECIPE)!r} was edited after the run wrote it; mapl resume takes over what may change"
+        )
+    intact, damaged = intact_times(times, history)
+    _check_end(folder, history, intact, saved, graphs)
+    rounds = [entry.round for entry in history.entries]
+    remarks = _remarks(folder, len(rounds), intact, damaged)
+    return Record(folder, recipe, cards, rounds, [_seconds(line) for line in intact.values()], history, remarks)
+
+
+def _is_older(folder: Path) -> bool:
+    """Whether the folder is from before lines had hashes."""
+    return b'"chain"' not in (folder / HISTORY).read_bytes() and _DIGEST.encode() not in (folder / RECIPE).read_bytes()
+
+
+def _check_header(folder: Path, history: History, recipe: Recipe, clients: bytes) -> None:
+    """Recipe, clients and history have to be those of one run."""
+    header = history.header
+    if header is None:
+        return
+    check_recipe(folder, header, recipe)
+    if header.clients != digest(clients):
+        raise MaplError(
+            f"{str(folder / CLIENTS)!r} was changed, or is from another run, according to line 1 of {HISTORY}; "
+            "mapl resume can write it again"
+        )
+
+
+def check_recipe(folder: Path, header: Header, recipe: Recipe) -> None:
+    """Refuse a recipe that is not the one that a run began with."""
+    if header.recipe != recipe.fingerprint():
+        raise MaplError(
+            f"{str(folder / RECIPE)!r} is not the recipe that this run began with, according to line 1 of {HISTORY}: "
+            "change it back, or start a new run (name, rounds, engine, tests and checkpoints may change)"
+        )
+
+
+def _check_end(folder: Path, history: History, times: Mapping[int, bytes], saved: int, graphs: int) -> None:
+    """A history whose last lines are gone is intact in itself, but other files know of later rounds."""
+    played = len(history.entries)
+    witness = ""
+    if played in times:
+        witness = f"{TIMES} has round {played + 1}"
+    elif saved > played:
+        witness = f"there is a checkpoint after round {saved}"
+    elif graphs > played + 1:  # the graph of a round is written before its line
+        witness = f"{INDEX} has {graphs} rounds"
+    if witness:
+        raise MaplError(f"{str(folder / HISTORY)!r} ends after line {played}, but {witness}: its last lines are gone")
+
+
+def _remarks(folder: Path, rounds: int, times: Mapping[int, bytes], damaged: Sequence[int]) -> tuple[str, ...]:
+    remarks = [f"{str(folder / TIMES)!r}, line {number}, is damaged and left out" for number in damaged]
+    missing = rounds - len(times)
+    if missing:
+        remarks.append(f"{str(folder / TIMES)!r} lacks {missing} of {rounds} rounds, so the seconds are too few")
+    return tuple(remarks)
+
+
+def _seconds(line: bytes) -> dict[str, float]:
+    return {key: value for key, value in json.loads(line).items() if key != "chain"}

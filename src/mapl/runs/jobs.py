@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
@@ -16,7 +18,10 @@ from mapl.engine.workers import cores
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, Tree, compose
 from mapl.runs.history import HISTORY, RECIPE, load, load_recipe
+from mapl.runs.part import with_digests
 from mapl.runs.run import resume, run
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Watcher = Callable[[int, int], None]
 """Called about twice a second with the rounds done by all jobs, and their total."""
@@ -55,7 +60,11 @@ def carry_out(
 
 def _check_folder(job: Job) -> None:
     """Refuse a run of another recipe before anything is trained, not when the job's turn comes."""
-    if (job.folder / RECIPE).exists() and load_recipe(job.folder) != job.recipe():
+    wanted = with_digests(job.recipe())  # first: it names the code that a run may use
+    if not (job.folder / RECIPE).exists():
+        return
+    existing = load_recipe(job.folder)
+    if (existing.fingerprint(), existing.rounds) != (wanted.fingerprint(), wanted.rounds):
         raise MaplError(f"{str(job.folder)!r} is a run of another recipe: choose another folder, or remove it")
 
 
@@ -66,7 +75,7 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
     stopping, others = context.Event(), set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(min(cores(), len(jobs)), context, _begin, (stopping,))
     try:
-        with _ctrl_c_held_back():
+        with _signals_held_back():
             futures = [pool.submit(_carry_out, job) for job in jobs]
         total = sum(job.recipe().rounds for job in jobs)
         watch(_rounds_done(jobs), total)
@@ -75,10 +84,13 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
                 stopping.set()
             watch(_rounds_done(jobs), total)
         watch(_rounds_done(jobs), total)
+        for future in futures:
+            if isinstance(error := future.exception(), BrokenProcessPool):
+                raise error  # the pool now asks the other workers to end with SIGTERM, which they ignore
         pool.shutdown()
     except BaseException:
         # Nobody waits for the runs any more, and what they have written is whole whenever they are killed.
-        with _ctrl_c_ignored():
+        with _signals_ignored():
             for worker in set(multiprocessing.active_children()) - others:
                 worker.kill()
             pool.shutdown()
@@ -87,15 +99,15 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
 
 
 @contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
-    """Delay Ctrl-C for this process, and block it in the processes started meanwhile.
+def _signals_held_back() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM for this process, and block them in the processes started meanwhile.
 
-    A terminal sends it to them too, and they spend seconds on imports before they can ignore it.
+    A terminal or a batch system sends them to all, and workers spend seconds on imports before they can ignore them.
     """
     if sys.platform == "win32":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -103,13 +115,14 @@ def _ctrl_c_held_back() -> Iterator[None]:
 
 
 @contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
+def _signals_ignored() -> Iterator[None]:
     """Used while the workers are killed: one left alive would keep this process from ending."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _stopping: Event
@@ -120,15 +133,26 @@ def _begin(stopping: Event) -> None:
     """Set up a worker, before its first job."""
     global _stopping
     _stopping = stopping
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    for number in STOP_SIGNALS:
+        signal.signal(number, _leave_it_to_the_parent)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _leave_it_to_the_parent(number: int, frame: object) -> None:
+    """The parent decides when to stop, as long as there is one."""
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():
+        os._exit(128 + number)
 
 
 def _carry_out(job: Job) -> bool:
     # Checked here: a pool hands out jobs ahead of time, and those cannot be cancelled.
     if _stopping.is_set():
         return False
+    recipe = job.recipe()  # names, in this process, the code that the run may import
     if not (job.folder / RECIPE).exists():
-        return run(job.recipe(), job.folder, overwrite=True, stop=_stopping.is_set).finished
+        return run(recipe, job.folder, overwrite=True, stop=_stopping.is_set).finished
     return load(job.folder).finished or resume(job.folder, stop=_stopping.is_set).finished
 
 

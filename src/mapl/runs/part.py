@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +16,7 @@ import torch
 import mapl.data.sources
 import mapl.methods
 from mapl.client import Client, Server
+from mapl.contents import digest_of_file
 from mapl.data.augment import Augmentation
 from mapl.data.dataset import Dataset, DataSettings, Images
 from mapl.data.partition import Shard, draw_held_out, other_tests, partition
@@ -29,15 +32,19 @@ from mapl.network import (
     Ledger,
     Letter,
     MemoryPost,
+    Noise,
     Topology,
     Transport,
+    check_accountant,
     find_compressor,
+    find_noise,
     float_names,
 )
+from mapl.network.noise import covered
 from mapl.plugins import find
-from mapl.recipe import GIVEN_IN_PYTHON, Recipe
+from mapl.recipe import GIVEN_IN_PYTHON, Recipe, UnreadSettings, validated
 from mapl.runs.exchange import check_size, look_around
-from mapl.runs.history import ClientCard
+from mapl.runs.history import ClientCard, combined
 
 
 @dataclass
@@ -53,13 +60,19 @@ class Part:
     engine: Engine
     topology: Topology
     transport: Transport
+    data: Mapping[int, str] = field(default_factory=dict)
+    """By client held here: a digest of the data that its images come from (see `digests`)."""
     server: Server | None = None
     """The server of a centralised method, if it lives here."""
+    noise: Noise | None = None
+    """What makes the letters of the clients noisy, if anything does."""
     compressor: Compressor | None = None
     """What compresses the letters on their way, if anything does."""
     ledger: Ledger = field(default_factory=Ledger)
     round: int = 0
     """How many rounds have been played."""
+    suspicion: str = ""
+    """What the last letters did to a client, if they may be why its next loss is not finite."""
 
     @property
     def whole(self) -> bool:
@@ -69,11 +82,32 @@ class Part:
 
 def given_in_python(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Recipe:
     """The recipe of what really runs when data or backbones are given as objects."""
+    if not isinstance(recipe, Recipe):
+        raise MaplError(f"recipe: got a {type(recipe).__name__}; make a recipe of your settings with mapl.Recipe.of(…)")
+    if backbones is not None and not isinstance(backbones, Mapping):
+        raise MaplError(
+            f"backbones: got a {type(backbones).__name__}; give a dict from each one's name to what makes it"
+        )
     if data is not None:
         recipe = recipe.model_copy(update={"data": DataSettings(name=GIVEN_IN_PYTHON)})
     if backbones:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"backbones": tuple(backbones)})})
-    return recipe
+    return with_digests(recipe)
+
+
+def with_digests(recipe: Recipe) -> Recipe:
+    """The recipe with digests of the files that say who has which images and who reaches whom.
+
+    Other contents under the same name make another run.
+    """
+    partition, network = recipe.partition, recipe.network
+    if partition.scheme == "file" and partition.file and partition.digest is None:
+        partition = partition.model_copy(update={"digest": digest_of_file(partition.file.expanduser())})
+    topology = network.topology
+    if topology.name == "file" and topology.path and topology.digest is None:
+        topology = topology.model_copy(update={"digest": digest_of_file(topology.path)})
+        network = network.model_copy(update={"topology": topology})
+    return recipe.model_copy(update={"partition": partition, "network": network})
 
 
 Data = Dataset | Mapping[int, Dataset]
@@ -85,7 +119,7 @@ _kept: ContextVar[dict[DataSettings, Dataset] | None] = ContextVar("_kept", defa
 @contextmanager
 def keeping_data() -> Iterator[None]:
     """Inside, the last data set loaded is kept for the next run that names the same one."""
-    token = _kept.set({})
+    token = _kept.set({} if (outer := _kept.get()) is None else outer)
     try:
         yield
     finally:
@@ -115,6 +149,38 @@ def _load(recipe: Recipe) -> Dataset:
     return dataset
 
 
+def digests(data: Data, held: Collection[int]) -> dict[int, str]:
+    """By client: the digest of the data that its images come from.
+
+    With one data set for all it is the digest of the whole: the recipe and its seed say who gets which images. So it
+    is equal for all seeds, for pooled images and for held-out ones, and in every process, whichever clients it holds.
+    With a data set per client it is that of the client's own, which is all that a process knows of the others' data.
+    """
+    if isinstance(data, Dataset):
+        return dict.fromkeys(sorted(held), data.digest())
+    # Marked, because a client that has all of a data set is another run than one that has a share of it.
+    return {client: hashlib.sha256(f"own {data[client].digest()}".encode()).hexdigest()[:16] for client in sorted(held)}
+
+
+def default_name(recipe: Recipe, data: Data | None = None) -> str:
+    """The recipe's title. If it cannot say what the data are, because they are the user's own, a digest says it."""
+    if recipe.name or not own_data(recipe):
+        return recipe.title()
+    return f"{recipe.title()}-{combined(all_digests(recipe, data))[:6]}"
+
+
+def own_data(recipe: Recipe) -> bool:
+    """Whether the data are the user's own, so that their name does not say what they are."""
+    name = recipe.data.name
+    return name == GIVEN_IN_PYTHON or ":" in name or getattr(find("data set", name, mapl.data.sources), "own", False)
+
+
+def all_digests(recipe: Recipe, data: Data | None) -> dict[int, str]:
+    """`digests` of all clients of a recipe, before it is built."""
+    every = range(recipe.clients)
+    return digests(_checked(load_data(recipe) if data is None else data, recipe, every), every)
+
+
 def build_part(
     recipe: Recipe,
     data: Data | None = None,
@@ -123,17 +189,25 @@ def build_part(
     holds: Collection[int] | None = None,
     serves: bool = True,
     transport: Transport | None = None,
+    secret: bytes | None = None,
 ) -> Part:
     """Build what a recipe describes, as it is before the first round: the whole network, or the clients in `holds`.
 
     `data` is one data set that the recipe divides among the clients, or one per client held here: a part needs only the
     data of its own clients. `serves`: whether the server of a centralised method lives here. `transport` replaces the
-    recipe's, which reaches only this process.
+    recipe's, which reaches only this process. `secret` is the key of the noise on letters
+    (`network.noise`); without it, everybody who knows the recipe can subtract the noise (see `find_noise`).
     """
+    if isinstance(recipe.method, UnreadSettings):  # of a folder that was only looked at
+        recipe = validated(recipe.model_dump(mode="json"), "to be run")
     held = sorted(range(recipe.clients) if holds is None else set(holds))
     if not held or held[0] < 0 or held[-1] >= recipe.clients:
         raise MaplError(f"holds: got {held}; a part holds at least one of clients 0 to {recipe.clients - 1}")
+    check_accountant(recipe.network.noise)
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
+    method.mixing = recipe.network.mixing
+    _check_mixing(method)
+    data = _checked(load_data(recipe) if data is None else data, recipe, held)
     shards = _shards(recipe, data, held, method.holds_out())
     first = next(iter(shards.values()))
     device = find_device(recipe.engine)
@@ -148,7 +222,9 @@ def build_part(
         engine=engine(method, recipe.train, augmentation, recipe.seed, recipe.engine, device),
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
         transport=transport or _transport(recipe, device),
+        noise=find_noise(recipe.network.noise, recipe.seed, secret),
         compressor=find_compressor(recipe.network.compress, isinstance(method, Centralised) and method.personal),
+        data=digests(data, held),
     )
     if isinstance(method, Centralised) and serves:
         part.server = _server(recipe, first.image, clients[0])
@@ -193,23 +269,28 @@ class _Shard:
     std: tuple[float, ...]
 
 
-def _shards(recipe: Recipe, data: Data | None, held: Sequence[int], held_out: float) -> dict[int, _Shard]:
-    """The images of each client held here; `held_out`: the share that it keeps out of training."""
+def _checked(data: Data, recipe: Recipe, held: Sequence[int]) -> Data:
+    """The data, if it is what the clients held here need."""
     if isinstance(data, Mapping):
         if recipe.partition.pooled:
             raise MaplError("partition.pooled: it needs one data set for all clients, and here each has its own")
         _check_given(data, held, recipe.clients)
         _check_same_kind({client: data[client] for client in held})
-        return {client: _own_shard(data[client], held_out, client, recipe.seed) for client in held}
-    if data is not None and not isinstance(data, Dataset):
+    elif not isinstance(data, Dataset):
         raise MaplError(f"data: got a {type(data).__name__}; give a mapl.Dataset, or one for each client by its number")
-    dataset = data or load_data(recipe)
-    parts = partition(dataset, recipe.partition, recipe.clients, recipe.seed, held_out)
+    return data
+
+
+def _shards(recipe: Recipe, data: Data, held: Sequence[int], held_out: float) -> dict[int, _Shard]:
+    """The images of each client held here; `held_out`: the share that it keeps out of training."""
+    if isinstance(data, Mapping):
+        return {client: _own_shard(data[client], held_out, client, recipe.seed) for client in held}
+    parts = partition(data, recipe.partition, recipe.clients, recipe.seed, held_out)
     trains: dict[int, Images] = {}
     for shard in (parts[client] for client in held):
         if id(shard.train) not in trains:  # clients of a pooled cluster share one copy
-            trains[id(shard.train)] = dataset.train.take(shard.train)
-    return {client: _shard(recipe, dataset, parts[client], trains[id(parts[client].train)]) for client in held}
+            trains[id(shard.train)] = data.train.take(shard.train)
+    return {client: _shard(recipe, data, parts[client], trains[id(parts[client].train)]) for client in held}
 
 
 def _shard(recipe: Recipe, dataset: Dataset, shard: Shard, train: Images) -> _Shard:
@@ -239,6 +320,11 @@ def _joined(one: Images, other: Images) -> Images:
 
 def _check_given(data: Mapping[int, Dataset], held: Sequence[int], clients: int) -> None:
     """Every client held here needs a data set with training and test images, and there are no others."""
+    if names := [key for key in data if not hasattr(key, "__index__")]:
+        raise MaplError(
+            f"data: got a {type(data).__name__} with the key {names[0]!r}; give a mapl.Dataset, or one for each client "
+            "by its number"
+        )
     for client in held:
         if client not in data:
             raise MaplError(f"data: there is no data set for client {client}, which this process holds")
@@ -325,16 +411,28 @@ def _check_alike(part: Part) -> None:
         )
 
 
+def _check_mixing(method: Method[Any]) -> None:
+    """A robust rule needs a method that averages several letters."""
+    if method.mixing.kind != "mean" and not method.averages:
+        raise MaplError(
+            f"network.mixing: got {method.mixing.kind!r}, but method {method.name!r} does not average several letters "
+            "at a time, so there is nothing to make robust; leave it at 'mean'"
+        )
+
+
 def _check_letters(part: Part) -> None:
-    """Refuse letters that are too large, or cannot be compressed, before the first round, not in it."""
+    """Refuse letters that are too large, or cannot be compressed or clipped, before the first round, not in it."""
     network, compressor = part.recipe.network, part.compressor
-    if (network.letter_limit is None and compressor is None) or network.topology.name == "none":
+    checked = network.letter_limit is not None or compressor is not None or part.noise is not None
+    if not checked or network.topology.name == "none":
         return
     look_around(part.method, part.clients, part.server, part.topology, 0)
     for client in part.clients:
         letter = _last_letter(part, client) if len(client.neighbours) else None
         if letter is None:
             continue
+        if part.noise is not None and client is part.clients[0]:
+            _check_noise(part, letter)
         if compressor is not None:
             if not float_names(letter):
                 raise MaplError(
@@ -343,6 +441,22 @@ def _check_letters(part: Part) -> None:
                 )
             letter = compressor.largest(letter)
         check_size(letter, network.letter_limit)
+
+
+def _check_noise(part: Part, letter: Letter) -> None:
+    """Refuse noise that changes nothing, and name the tensors that it does not cover."""
+    bare = [name for name in letter.tensors if name not in covered(letter)]
+    if len(bare) == len(letter.tensors):
+        raise MaplError(
+            f"network.noise: the letters of method {part.method.name!r} have no float32 tensor to add noise to; "
+            "set network.noise.clip to 'none'"
+        )
+    if bare:
+        warnings.warn(
+            f"network.noise: {', '.join(map(repr, bare))} in the letters of method {part.method.name!r} travels "
+            "without noise, and ε does not cover it",
+            stacklevel=2,
+        )
 
 
 def _last_letter(part: Part, client: Client) -> Letter | None:
@@ -377,6 +491,7 @@ def cards(part: Part) -> list[ClientCard]:
             tests=c.tests,
             backbone=c.backbone,
             parameters=sum(p.numel() for p in c.model.parameters()),
+            data=part.data[c.id],
         )
         for c in part.clients
     ]

@@ -11,6 +11,7 @@ from mapl.client import Peers
 from mapl.clock import Clock
 from mapl.errors import MaplError
 from mapl.recipe import Recipe
+from mapl.runs.diagnosis import explained, watching_letters, why_not_finite
 from mapl.runs.exchange import Exchange, letters_ahead, look_around
 from mapl.runs.history import Round
 from mapl.runs.part import Part
@@ -23,14 +24,14 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
     """
     clock = clock or Clock()
     seconds = clock.new_round()
-    with clock.part("train"):
+    with clock.part("train"), explained(part):
         losses = part.engine.train_all(part.clients, t)
     look_around(part.method, part.clients, part.server, part.topology, t)
     with clock.part("evaluate"):
         tested = _test(part, t, "trained")
     before = part.ledger.messages, part.ledger.bytes
     with clock.part("exchange"):
-        exchange(part, t)
+        sent = exchange(part, t)
     with clock.part("evaluate"):
         tested = tested or _test(part, t, "mixed")
     line = Round(
@@ -41,13 +42,15 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
         bytes=part.ledger.bytes - before[1],
         all_images=tested.all_images if tested else None,
         ways=tested.ways if tested else None,
+        released=[sent.released[client.id] for client in part.clients] if part.noise else None,
+        refused=sent.refused or None,
     )
     part.round = t + 1
     return line, seconds
 
 
-def exchange(part: Part, t: int) -> None:
-    """The letters of a round: written, carried, read and absorbed."""
+def exchange(part: Part, t: int) -> Exchange:
+    """The letters of a round: written, carried, checked, read and absorbed. The result has their counts."""
     letters = Exchange(
         part.method,
         part.clients,
@@ -56,10 +59,14 @@ def exchange(part: Part, t: int) -> None:
         part.ledger,
         round=t,
         limit=part.recipe.network.letter_limit,
+        noise=part.noise,
         compressor=part.compressor,
         drawn_in=part.topology.drawn_in(t),
     )
-    part.method.absorb_all(t, letters.run())
+    pairs = letters.run()
+    with watching_letters(part, pairs, t):
+        part.method.absorb_all(t, pairs)
+    return letters
 
 
 def graph(part: Part) -> dict[int, Peers]:
@@ -68,8 +75,7 @@ def graph(part: Part) -> dict[int, Peers]:
     for client, row in rows.items():
         if not np.isfinite(row.weights).all():
             raise MaplError(
-                f"the weights of client {client} are no longer finite in round {part.round - 1}; "
-                "a lower train.learning_rate usually helps"
+                f"the weights of client {client} are no longer finite in round {part.round - 1}; {why_not_finite(part)}"
             )
     return rows
 

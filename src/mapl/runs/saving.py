@@ -11,9 +11,26 @@ from torch import Tensor
 from mapl.client import Client, Peers
 from mapl.errors import MaplError
 from mapl.network import Ledger
+from mapl.runs.checking import check
 from mapl.runs.checkpoint import Checkpoint
-from mapl.runs.history import RECIPE, OlderRun
+from mapl.runs.history import RECIPE
 from mapl.runs.part import Part
+
+NOTHING = torch.empty(0, dtype=torch.uint8)
+CHAIN = "chain"
+
+
+def bound(tensors: dict[str, Tensor], before: str) -> dict[str, Tensor]:
+    """The tensors, and the hash of the history line before the last one.
+
+    Not that of the last: it changes if the run is made longer and its last round is no longer a tested one.
+    """
+    return {**tensors, CHAIN: _bytes_tensor(before.encode())}
+
+
+def binding(saved: Checkpoint) -> str:
+    """The hash that a checkpoint was bound to; empty if it is from an older version."""
+    return saved.tensors[CHAIN].numpy().tobytes().decode("ascii", "replace") if CHAIN in saved.tensors else ""
 
 
 def saved_state(part: Part) -> dict[str, Tensor]:
@@ -28,6 +45,7 @@ def saved_state(part: Part) -> dict[str, Tensor]:
     tensors |= {f"optimizer.{k}": v for k, v in part.engine.state().items()}
     if part.compressor is not None:
         tensors |= {f"compress.{k}": v for k, v in part.compressor.state().items()}
+    tensors["rounds"] = torch.tensor([part.round])
     tensors["ledger"] = torch.tensor([part.ledger.messages, part.ledger.bytes])
     tensors["recipe"] = _bytes_tensor(part.recipe.fingerprint().encode())
     return tensors
@@ -51,10 +69,6 @@ def _restore_models(clients: Sequence[Client], saved: Checkpoint) -> None:
     values: list[Tensor] = []
     for client in clients:
         tensors, section = client.model.state_dict(), saved.section(f"client.{client.id}.model")
-        if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in section.items()}:
-            raise MaplError(
-                f"the checkpoint's model of client {client.id} does not fit its backbone {client.backbone!r}"
-            )
         targets += tensors.values()
         values += (section[name] for name in tensors)
     torch._foreach_copy_(targets, values)
@@ -73,13 +87,12 @@ def _bytes_tensor(data: bytes) -> Tensor:
 
 def restore(part: Part, saved: Checkpoint) -> None:
     """Set a part to the state in a checkpoint."""
-    if "ledger" not in saved.tensors:
-        raise OlderRun
-    if saved.tensors["recipe"].numpy().tobytes().decode() != part.recipe.fingerprint():
+    if saved.tensors.get("recipe", NOTHING).numpy().tobytes() != part.recipe.fingerprint().encode():
         raise MaplError(
             f"the run's {RECIPE} is not the one that its checkpoint was written with: change it back, or start a new "
             "run (name, rounds and checkpoint settings may change)"
         )
+    check(part, saved)
     _restore_models(part.clients, saved)
     for client in part.clients:
         for name, value in saved.section(f"client.{client.id}.state").items():

@@ -9,10 +9,21 @@ from typing import TextIO
 
 from rich.console import Console
 
+from mapl.names import printable
+
+
+def say(text: object, stream: TextIO | None = None) -> None:
+    """One line of output. Names, paths and data may come from anybody: what a terminal would obey is written out."""
+    print(printable(str(text)), file=stream, flush=True)
+
+
+LINES = "\n"
+"""Messages may have several lines."""
+
 
 def warn(message: str) -> None:
     """A warning, on standard error, where it does not get into results that are piped."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
 
 
 def show_warning(
@@ -33,12 +44,15 @@ def show_warning(
 def error(message: object) -> None:
     """Why a command failed, on standard error."""
     Console(stderr=True, highlight=False).print("[bold red]error:[/]", end=" ")
-    print(message, file=sys.stderr)
+    print(printable(str(message), keep=LINES), file=sys.stderr)
 
 
 def console() -> Console:
-    """Where tables are printed. A pipe has no width, so they are not cut or wrapped to fit one."""
-    return Console(width=None if sys.stdout.isatty() else 1000)
+    """Where tables are printed, `[bold]` and `:warning:` as they are written.
+
+    A pipe has no width, so tables are not cut or wrapped to fit one.
+    """
+    return Console(width=None if sys.stdout.isatty() else 1000, markup=False, emoji=False)
 
 
 def duration(seconds: float) -> str:

@@ -12,4 +12,8 @@ SetOption = Annotated[
         "--set", help="Change any setting, e.g. --set method.graph.beta=0.2. Repeatable.", metavar="KEY=VALUE"
     ),
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Import and run the code from outside mapl that a recipe in a file names."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

@@ -11,6 +11,7 @@ from typing import Protocol, TextIO
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from mapl.names import printable
 from mapl.terminal.messages import duration
 
 
@@ -36,7 +37,7 @@ def progress(stream: TextIO | None = None, every: float | None = None) -> Iterat
         task = bar.add_task("starting", total=None, left="")
 
         def show(done: int, total: int, text: str, left: float | None) -> None:
-            bar.update(task, description=text, completed=done, total=total or None, left=_left(left))
+            bar.update(task, description=printable(text), completed=done, total=total or None, left=_left(left))
 
         yield show
 
@@ -64,7 +65,7 @@ class PlainLines:
 
     def __call__(self, done: int, total: int, text: str, left: float | None) -> None:
         if self._due(done, total, left):
-            print(f"{text}  {_left(left)}".rstrip(), file=self.stream, flush=True)
+            print(f"{printable(text)}  {_left(left)}".rstrip(), file=self.stream, flush=True)
 
     def _due(self, done: int, total: int, left: float | None) -> bool:
         if self.every is None:

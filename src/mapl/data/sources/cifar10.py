@@ -29,6 +29,8 @@ BATCHES = {
     f"{FOLDER}/data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
     f"{FOLDER}/test_batch": "40351d587109b95175f43aff81a1287e",
 }
+LARGEST = 4 * 10_000 * 3073
+"""Bytes of a batch of 10,000 images with their labels. The oldest form of pickles takes up to four for one."""
 
 
 class Cifar10:
@@ -42,7 +44,15 @@ class Cifar10:
     published: ClassVar[Published] = Published(
         name,
         layouts=(BATCHES, {ARCHIVE: ARCHIVE_MD5}),
-        downloads=(Download(ARCHIVE, ARCHIVE_MD5, (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",), unpack=FOLDER),),
+        downloads=(
+            Download(
+                ARCHIVE,
+                ARCHIVE_MD5,
+                (f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}",),
+                most=6 * LARGEST,
+                unpack=FOLDER,
+            ),
+        ),
     )
 
     def load(self, settings: DataSettings) -> Dataset:
@@ -67,15 +77,22 @@ def _contents(found: Mapping[str, Path]) -> Iterator[tuple[str, bytes, Path]]:
     for path, place in found.items():
         try:
             if path != ARCHIVE:
+                _check_size(place.stat().st_size, place)
                 yield path, place.read_bytes(), place
                 continue
             # In the order of the archive: seeking back in a compressed file means starting over.
             with tarfile.open(place) as archive:
                 for member in archive:
                     if member.name in BATCHES and (file := archive.extractfile(member)) is not None:
+                        _check_size(member.size, place / member.name)
                         yield member.name, file.read(), place / member.name
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
             raise MaplError(f"{str(place)!r} is broken or cut off: {error}") from error
+
+
+def _check_size(size: int, where: Path) -> None:
+    if size > LARGEST:
+        raise MaplError(f"{str(where)!r} has {size:,} bytes; a batch of CIFAR-10 has at most {LARGEST:,}")
 
 
 def _images(content: bytes, where: Path) -> Images:

@@ -20,6 +20,7 @@ class Folder:
 
     name: ClassVar[str] = "folder"
     suggests: ClassVar[dict[str, Any]] = {}
+    own: ClassVar[bool] = True
 
     def __init__(self, progress: Progress = unseen) -> None:
         self.progress = progress

@@ -27,6 +27,7 @@ class Npz:
 
     name: ClassVar[str] = "npz"
     suggests: ClassVar[dict[str, Any]] = {}
+    own: ClassVar[bool] = True
 
     def load(self, settings: DataSettings) -> Dataset:
         path = settings.own()
@@ -52,7 +53,7 @@ def _arrays(path: Path) -> dict[str, Array]:
             return {name: file[name] for name in ARRAYS}
     except FileNotFoundError:
         raise MaplError(f"there is no file {str(path)!r}") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise MaplError(f"{str(path)!r} is not an .npz file of plain arrays, or is cut off: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ FILES = {
     "svhn/train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
     "svhn/test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
 }
+MOST = 100_000
+"""Images in one file. Published are 73,257 and 26,032."""
 
 
 class Svhn:
@@ -29,7 +32,7 @@ class Svhn:
         name,
         layouts=(FILES,),
         downloads=tuple(
-            Download(path, md5, (f"http://ufldl.stanford.edu/housenumbers/{Path(path).name}",))
+            Download(path, md5, (f"http://ufldl.stanford.edu/housenumbers/{Path(path).name}",), most=MOST * 3073)
             for path, md5 in FILES.items()
         ),
     )
@@ -41,11 +44,16 @@ class Svhn:
 
 def _images(path: Path) -> Images:
     """A MATLAB file with `X` (32, 32, 3, N) and `y` (N, 1); the digit 0 has the label 10."""
-    from scipy.io import loadmat  # slow to import, and only this data set needs it
+    from scipy.io import loadmat, whosmat  # slow to import, and only this data set needs it
 
     try:
+        # Before anything is unpacked: a small file can announce and hold any size.
+        if large := [name for name, shape, _ in whosmat(path) if math.prod(shape) > MOST * 3072]:
+            raise MaplError(f"{str(path)!r} announces more than {MOST:,} images in its variable {large[0]!r}")
         fields = loadmat(path, variable_names=["X", "y"])
         pixels, labels = fields["X"], fields["y"].ravel()
+    except MaplError:
+        raise
     except KeyError as error:
         raise MaplError(f"{str(path)!r} is not a file of SVHN's cropped digits: it has no variable {error}") from None
     except Exception as error:  # scipy raises many kinds of errors for a broken file

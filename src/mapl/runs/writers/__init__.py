@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import mapl.runs.writers
 from mapl.errors import MaplError
 from mapl.plugins import find
+from mapl.recipe import Recipe
+from mapl.runs.history import Round
 from mapl.runs.run import Observer
 
 
@@ -16,8 +19,27 @@ def open_writers(names: Sequence[str], folder: str | Path) -> list[Observer]:
     """The writers with these names or import paths, for the run in `folder`. One that is named twice is opened once.
 
     Nothing is written before the first round: until then the folder may hold another run that is about to be replaced.
+    A writer that fails later is dropped with a warning. It must not end a run of many hours.
     """
-    return [_open(name, Path(folder)) for name in dict.fromkeys(names)]
+    return [_Droppable(name, _open(name, Path(folder))) for name in dict.fromkeys(names)]
+
+
+class _Droppable:
+    """A writer until it fails, and then nothing."""
+
+    def __init__(self, name: str, writer: Observer):
+        self.name = name
+        self.writer: Observer | None = writer
+
+    def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+        if self.writer is None:
+            return
+        try:
+            self.writer(recipe, line, seconds)
+        except Exception as error:
+            self.writer = None
+            what = str(error) if isinstance(error, MaplError) else f"{type(error).__name__}: {error}"
+            warnings.warn(f"writer {self.name!r} failed in round {line.round} and is dropped ({what})", stacklevel=2)
 
 
 def _open(name: str, folder: Path) -> Observer:

@@ -1,0 +1,242 @@
+"""Letters changed at random, on the wire and in memory: python tests/fuzz_letters.py [LETTERS]. `make check` runs it.
+
+Every letter is either read or refused for a reason. A letter that is read encodes to the bytes that it came from, so
+nothing about it changed silently. A letter that can be posted in memory gets the same verdict there as over bytes. No
+letter takes much time, and memory does not grow. The counts of all outcomes are printed.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from conftest import small
+from mapl import Inbox, Letter
+from mapl.network import EncodedPost, LetterError, Mail, MemoryPost, Schema, decode, encode, inspect
+from mapl.network.letter import Reason, sealed
+from mapl.runs.part import build_part
+from mapl.runs.round import play_round
+
+Sample = tuple[Letter, Schema]
+"""A good letter, and what its reader expects."""
+KINDS = [
+    ("mapl", "none"), ("mapl+", "none"), ("courier", "none"), ("fedsim", "none"), ("fedproto", "none"),
+    ("proxyfl", "none"), ("dfedavgm", "none"), ("mapl", "bfloat16"), ("mapl", "int8"), ("mapl", "top-k"),
+]  # fmt: skip
+READER = 10**9
+SPECIAL = [float("nan"), float("inf"), -float("inf"), -0.0, 3e38, -3e38, 1e-45, -9.0, 0.0, 2.0**63]
+
+
+def tiny(image: tuple[int, int, int], embedding: int) -> nn.Module:
+    """A backbone, so that letters with whole models are small, too."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * image[0], embedding))
+
+
+def tinier(image: tuple[int, int, int], embedding: int) -> nn.Module:
+    """Another architecture."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(image[0], embedding))
+
+
+def good_letters() -> list[Sample]:
+    """Letters of real runs: several methods, and all ways to compress."""
+    samples: list[Sample] = []
+
+    class Watched(MemoryPost):
+        def exchange(self, mail: Mail) -> dict[int, Inbox]:
+            for reader, asked in mail.requests.items():
+                for sender in asked.tolist()[:2]:
+                    if sender in mail.letters:
+                        samples.append((mail.letters[sender], mail.expects(reader)))
+            return super().exchange(mail)
+
+    for name, compress in KINDS:
+        backbones = ["fuzz_letters:tiny"] if name == "dfedavgm" else ["fuzz_letters:tiny", "fuzz_letters:tinier"]
+        method = {"courier": "fuzz_letters:tiny", "features": 4} if name in ("courier", "proxyfl") else {}
+        over = {"model": {"backbones": backbones}, "method": method, "network": {"compress": {"kind": compress}}}
+        part = build_part(small(name, rounds=3, **over), transport=Watched())
+        for t in range(3):
+            play_round(part, t)
+    return [(replace(letter, tensors={n: t.clone() for n, t in letter.tensors.items()}), s) for letter, s in samples]
+
+
+# Bytes
+
+
+def flipped(draw: random.Random, data: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def cut(draw: random.Random, data: bytes) -> bytes:
+    return data[: draw.randrange(len(data))]
+
+
+def grown(draw: random.Random, data: bytes) -> bytes:
+    at = draw.randrange(len(data) + 1)
+    return data[:at] + draw.randbytes(draw.randint(1, 40)) + data[at:]
+
+
+def edited_header(draw: random.Random, data: bytes) -> bytes:
+    """One character of the header is another one, or is doubled. The length and the checksum are made to fit."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    at = draw.randrange(8, end)
+    new = bytes([draw.choice(b'0123456789abcdef"{}[]:, -=.')])
+    header = data[8:at] + (new if draw.random() < 0.5 else data[at : at + 1] + new) + data[at + 1 : end]
+    return resealed(header, data[end:])
+
+
+def edited_payload(draw: random.Random, data: bytes) -> bytes:
+    """Some numbers are special ones, or random bits."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    payload = bytearray(data[end:])
+    for _ in range(draw.randint(1, 3)):
+        dtype = draw.choice([torch.float32, torch.float64, torch.int64, torch.bfloat16])
+        value = draw.choice(SPECIAL)
+        number = torch.tensor([0 if dtype == torch.int64 and value != value else value], dtype=torch.float64)
+        number = number.clamp(-(2.0**62), 2.0**62) if dtype == torch.int64 else number
+        raw = bytes(number.to(dtype).view(torch.uint8).tolist())
+        if draw.random() < 0.3:
+            raw = draw.randbytes(len(raw))
+        at = draw.randrange(0, max(1, len(payload) - len(raw) + 1), 2)
+        payload[at : at + len(raw)] = raw[: len(payload) - at]
+    return resealed(data[8:end], bytes(payload))
+
+
+def resealed(header: bytes, payload: bytes) -> bytes:
+    data = len(header).to_bytes(8, "little") + header + payload
+    return sealed(data) if b" checksum=" in header else data
+
+
+ON_THE_WIRE: list[Callable[[random.Random, bytes], bytes]] = [flipped, cut, grown, edited_header, edited_payload]
+
+
+# Letters in memory
+
+
+def changed_letter(draw: random.Random, letter: Letter) -> Letter:
+    """The letter with one or two things changed. Its sender, round and run are kept."""
+    for _ in range(draw.randint(1, 2)):
+        letter = draw.choice(IN_MEMORY if letter.tensors else [other_fields])(draw, letter)
+    return letter
+
+
+def with_value(draw: random.Random, letter: Letter) -> Letter:
+    name = draw.choice(list(letter.tensors))
+    tensor = letter.tensors[name].clone()
+    if not tensor.numel() or tensor.is_complex():
+        return letter
+    value = draw.choice(SPECIAL)
+    if not tensor.is_floating_point():
+        info = torch.iinfo(tensor.dtype) if tensor.dtype != torch.bool else torch.iinfo(torch.uint8)
+        value = draw.choice([info.min, info.max, -9 if info.min else 9, 0, 1])
+    flat = tensor.view(-1)
+    # A cast makes infinite what the dtype cannot hold; `fill_` refuses it.
+    number = torch.tensor(value, dtype=torch.float64 if tensor.is_floating_point() else None).to(tensor.dtype)
+    if draw.random() < 0.5:
+        flat.copy_(number.expand_as(flat))
+    else:
+        flat[draw.randrange(len(flat))] = number
+    return replace(letter, tensors={**letter.tensors, name: tensor})
+
+
+def scaled(draw: random.Random, letter: Letter) -> Letter:
+    name = draw.choice(list(letter.tensors))
+    tensor = letter.tensors[name]
+    factor = draw.choice([-1, 100, 1e10, 1e30])
+    return replace(letter, tensors={**letter.tensors, name: (tensor * factor).to(tensor.dtype)})
+
+
+def other_structure(draw: random.Random, letter: Letter) -> Letter:
+    name = draw.choice(list(letter.tensors))
+    tensor, rest = letter.tensors[name], {n: t for n, t in letter.tensors.items() if n != name}
+    forms: list[dict[str, Tensor]] = [
+        rest, {name: tensor.abs().to(draw.choice([torch.float64, torch.float16, torch.int32]))},
+        {name: tensor.unsqueeze(0)},
+        {name: tensor.flatten()[:-1]}, {name: tensor, "more": torch.zeros(2)}, {f"{name} ": tensor},
+        {name: tensor.to(torch.complex64)}, {"other": tensor},
+    ]  # fmt: skip
+    form = draw.choice(forms)
+    return replace(letter, tensors=form if form is rest else {**rest, **form})
+
+
+def other_fields(draw: random.Random, letter: Letter) -> Letter:
+    samples = draw.choice([0, 1, -1, 10**12, 10**30, letter.samples])
+    return replace(letter, samples=samples, architecture=draw.choice(["", "0" * 16, "CNN", letter.architecture]))
+
+
+IN_MEMORY: list[Callable[[random.Random, Letter], Letter]] = [with_value, scaled, other_structure, other_fields]
+
+
+# Verdicts
+
+
+def verdict_of_bytes(data: bytes, schema: Schema) -> str:
+    try:
+        letter = decode(data, schema)
+    except LetterError as error:
+        return error.reason
+    assert encode(letter) == data, "a letter was read that has another encoding"
+    assert all(t.isfinite().all() for t in letter.tensors.values() if t.is_floating_point())
+    return "read"
+
+
+def verdict_of_post(post: MemoryPost | EncodedPost, letter: Letter, schema: Schema) -> str:
+    """Why the letter does not reach its reader, "read" if it does."""
+    requests = {READER: torch.tensor([letter.sender])}
+    mail = Mail(letter.round, "letters", {letter.sender: letter}, requests, lambda reader: schema)
+    inbox = inspect(mail, post.exchange(mail), own=None)[READER]
+    reasons = mail.refused.by_sender.get(letter.sender, {})
+    assert len(inbox) + sum(reasons.values()) == 1
+    return "read" if len(inbox) else next(iter(reasons))
+
+
+def fuzz(letters: int, seed: int = 0) -> Counter[str]:
+    """How many letters had which outcome. Raises if a property does not hold."""
+    draw, samples, outcomes = random.Random(seed), good_letters(), Counter[str]()
+    encoded = [encode(letter) for letter, _ in samples]
+    before, slowest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0.0
+    for number in range(letters):
+        which = draw.randrange(len(samples))
+        letter, schema = samples[which]
+        started = time.process_time()
+        if number % 10 == 0:
+            letter = changed_letter(draw, letter)
+            outcome = verdict_of_post(MemoryPost(), letter, schema)
+            over_bytes = verdict_of_post(EncodedPost(), letter, schema)
+            assert outcome == over_bytes, f"{outcome} in memory, {over_bytes} over bytes: {letter}"
+        else:
+            outcome = verdict_of_bytes(draw.choice(ON_THE_WIRE)(draw, encoded[which]), schema)
+        assert outcome == "read" or outcome in get_args(Reason)
+        outcomes[outcome] += 1
+        slowest = max(slowest, time.process_time() - started)
+    grown_by = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert slowest < 1, f"a letter took {slowest:.1f} s"
+    assert grown_by < 200, f"memory grew by {grown_by:.0f} MiB"
+    return outcomes
+
+
+def main() -> None:
+    letters = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a refused letter warns
+        started = time.monotonic()
+        outcomes = fuzz(letters)
+    print(f"{letters:,} letters changed at random, {time.monotonic() - started:.0f} s:")
+    for outcome, number in outcomes.most_common():
+        print(f"  {outcome:<12} {number:>8,}")
+
+
+if __name__ == "__main__":
+    main()
