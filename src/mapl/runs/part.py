@@ -190,6 +190,7 @@ def build_part(
     serves: bool = True,
     transport: Transport | None = None,
     secret: bytes | None = None,
+    run: str | None = None,
 ) -> Part:
     """Build what a recipe describes, as it is before the first round: the whole network, or the clients in `holds`.
 
@@ -197,6 +198,8 @@ def build_part(
     data of its own clients. `serves`: whether the server of a centralised method lives here. `transport` replaces the
     recipe's, which reaches only this process. `secret` is the key of the noise on letters
     (`network.noise`); without it, everybody who knows the recipe can subtract the noise (see `find_noise`).
+    `run` is what letters carry as their run; by default the recipe's fingerprint. Parts whose recipes differ in what
+    is their own affair, such as their backbone, need one that all of them agree on.
     """
     if isinstance(recipe.method, UnreadSettings):  # of a folder that was only looked at
         recipe = validated(recipe.model_dump(mode="json"), "to be run")
@@ -214,7 +217,7 @@ def build_part(
     augment = recipe.augment.contrastive if method.augmentation == "contrastive" else recipe.augment.plain
     augmentation = Augmentation(augment, first.image, first.mean, first.std, device=device)
     engine = find_engine(recipe.engine, device)
-    clients = _clients(recipe, shards, backbones or {}, method)
+    clients = _clients(recipe, shards, backbones or {}, method, run or recipe.fingerprint())
     part = Part(
         recipe=recipe,
         clients=clients,
@@ -347,9 +350,9 @@ def _check_same_kind(data: Mapping[int, Dataset]) -> None:
 
 
 def _clients(
-    recipe: Recipe, shards: Mapping[int, _Shard], given: Mapping[str, Backbone], method: Method[Any]
+    recipe: Recipe, shards: Mapping[int, _Shard], given: Mapping[str, Backbone], method: Method[Any], run: str
 ) -> list[Client]:
-    names, run = recipe.model.backbones, recipe.fingerprint()
+    names = recipe.model.backbones
     assigned = assign(recipe.model, len(names), recipe.clients, recipe.seed)
     backbones: dict[str, Backbone] = {}
     clients: list[Client] = []

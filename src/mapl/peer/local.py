@@ -1,0 +1,160 @@
+"""A network of processes on this machine, from one recipe: for trying it out, and for tests."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from mapl.peer.authority import create_network, invite
+from mapl.peer.enrolment import Enrolment
+from mapl.peer.identity import Identity
+from mapl.peer.invitations import Invitation
+from mapl.peer.joining import join
+from mapl.recipe import Recipe, Tree, merge
+from mapl.runs.files import write_aside
+
+HOST = "127.0.0.1"
+PEER = "PEER.toml"
+
+
+def name_of(number: int) -> str:
+    """What the client of this number is called."""
+    return f"peer-{number}"
+
+
+def make_network(folder: Path, recipe: Recipe, over: Tree | None = None, network: str = "local") -> list[Path]:
+    """Identities and a PEER.toml for every client of a recipe, each in a folder of its own. Returns those files.
+
+    `over` is laid over each PEER.toml.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    first = create_network(network, name_of(0), [HOST], recipe, folder / name_of(0) / "identity")
+    identities = [first]
+    with Enrolment(first.folder, HOST, 0) as service:
+        for number in range(1, recipe.clients):
+            path = folder / f"{name_of(number)}.invitation"
+            invite(first, name_of(number), f"{HOST}:{service.port}", path, number)
+            identities.append(join(Invitation.load(path), [HOST], folder / name_of(number) / "identity"))
+            path.unlink()
+    certificates = [identity.own.certificate for identity in identities]
+    for identity in identities:
+        for pem in certificates:
+            identity.admit(pem)
+    addresses = [f"{HOST}:{port}" for port in free_ports(recipe.clients)]
+    files = []
+    for number, address in enumerate(addresses):
+        tree: Tree = {
+            "identity": "identity",
+            "folder": "run",
+            # Dialled one way: of two peers that dial each other at once, both may lose.
+            "net": {"listen": address, "connect": addresses[:number], "discover": "addresses"},
+        }
+        path = folder / name_of(number) / PEER
+        write_aside(path, to_toml(merge(tree, over or {})).encode())
+        files.append(path)
+    return files
+
+
+def to_toml(tree: Tree) -> str:
+    """A PEER.toml. JSON's texts, numbers and lists are TOML's too."""
+    plain = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    tables = [(key, value) for key, value in tree.items() if isinstance(value, dict)]
+    for key, table in tables:
+        plain += ["", f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
+    return "\n".join(plain) + "\n"
+
+
+def free_ports(count: int) -> list[int]:
+    """UDP ports that are free now, all different."""
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class LocalNetwork:
+    """The processes of a local network. Each holds one peer; any can be killed and started again."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        # Forked from a process that has imported everything and has no threads: starting a peer takes no seconds.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["mapl.peer.process", "sklearn.datasets", "zenoh"])
+        self._processes: dict[int, Any] = {}
+
+    def start(self, number: int) -> None:
+        """Start a peer, or start it again."""
+        process = self._context.Process(target=_work, args=(self.files[number],), name=name_of(number))
+        process.start()
+        self._processes[number] = process
+
+    def start_all(self) -> None:
+        for number in range(len(self.files)):
+            self.start(number)
+
+    def kill(self, number: int) -> None:
+        """End a peer with SIGKILL."""
+        self._processes[number].kill()
+        self._processes[number].join()
+
+    def stop(self, number: int) -> None:
+        """Ask a peer to finish its round and save."""
+        self._processes[number].terminate()
+
+    def running(self, number: int) -> bool:
+        return number in self._processes and self._processes[number].is_alive()
+
+    def status(self, number: int) -> int | None:
+        """The exit status of a peer that has ended."""
+        code: int | None = self._processes[number].exitcode
+        return code
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all peers have ended. Whether they have."""
+        import time
+
+        until = None if seconds is None else time.monotonic() + seconds
+        for process in list(self._processes.values()):
+            process.join(None if until is None else max(0.0, until - time.monotonic()))
+        return not any(process.is_alive() for process in self._processes.values())
+
+    def __enter__(self) -> LocalNetwork:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            if process.is_alive():
+                process.kill()
+        for process in self._processes.values():
+            process.join()
+
+
+def _work(path: Path) -> None:
+    """The life of one peer's process."""
+    from mapl.errors import MaplError
+    from mapl.peer.process import run_peer
+    from mapl.peer.settings import read_settings
+    from mapl.terminal.interrupt import Interrupt
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    interrupt = Interrupt()
+    signal.signal(signal.SIGTERM, lambda number, frame: setattr(interrupt, "number", number))
+    log = path.parent / "peer.log"
+    with closing(log.open("a", encoding="utf-8")) as file:
+        sys.stdout = sys.stderr = file
+        try:
+            run_peer(read_settings(path), stop=interrupt, say=lambda text: print(text, file=file, flush=True))
+        except MaplError as error:
+            print(f"error: {error}", file=file, flush=True)
+            sys.exit(error.status)

@@ -1,0 +1,226 @@
+"""The transport of a peer: it holds one client, and the others are processes somewhere else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from mapl.network import Inbox, Letter, LetterError, Mail, Schema, decode, encode
+from mapl.peer.outbox import NONE, Outbox
+from mapl.peer.settings import WaitSection
+from mapl.peer.wire import Wire
+
+SLOWER = 5.0
+"""With patience 'auto', a round waits this many times as long as the slowest of the last complete ones."""
+SHORTEST = 2.0
+"""The shortest patience that 'auto' chooses, in seconds."""
+RETRY = 0.1
+"""Seconds between requests to a member that cannot be reached."""
+ASYNC_PATIENCE = 10.0
+"""Seconds until a request for the newest letter is given up. Nobody waits for it."""
+
+
+class Patience:
+    """How long a round waits for letters."""
+
+    def __init__(self, wait: WaitSection) -> None:
+        self.wait = wait
+        self._needed: deque[float] = deque(maxlen=10)
+        self._first = True
+
+    def seconds(self) -> float:
+        """The deadline of the next exchange, in seconds from its start."""
+        if self.wait.mode == "async":
+            return 0.0
+        if self._first:
+            return self.wait.first
+        if self.wait.patience != "auto":
+            return self.wait.patience
+        return max(SHORTEST, SLOWER * max(self._needed)) if self._needed else self.wait.first
+
+    def note(self, waited: float, complete: bool) -> None:
+        """An exchange is over. One that missed letters says nothing about how long they take."""
+        self._first = False
+        if complete:
+            self._needed.append(waited)
+
+
+@dataclass
+class Exchanged:
+    """What one exchange was like, for the peer's status."""
+
+    asked: int = 0
+    read: int = 0
+    stale: int = 0
+    """How many of those read were letters of earlier rounds."""
+    missing: list[str] = field(default_factory=list)
+    waited: float = 0.0
+
+
+class PeerPost:
+    """`Transport` of a process that holds one client. `wire` carries bytes; checks and waiting are here.
+
+    A letter is used if it is of this round or, in its absence, of at most `staleness` rounds ago. A sender that is
+    ahead answers with the oldest letter that it still has, which is used too. A sender never goes back: a letter from
+    before the last one that was read is a replay, and is refused.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        numbers: Callable[[], Mapping[int, str]],
+        wait: WaitSection,
+        rounds: int,
+        silent_rounds: int = 3,
+        device: torch.device | None = None,
+    ) -> None:
+        self.outbox = outbox
+        self.numbers = numbers
+        """The names of the members by number, as they are known now."""
+        self.wait = wait
+        self.rounds = rounds
+        self.silent_rounds = silent_rounds
+        self.device = device or torch.device("cpu")
+        self.patience = Patience(wait)
+        self.last = Exchanged()
+        self.wire: Wire | None = None
+        self.silent = 0
+        """How many rounds in a row brought no letter."""
+        self._arrived: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._kept: dict[str, Letter] = {}
+        """The newest letter of each sender that passed its checks."""
+        self._absent: set[str] = set()
+        """Who missed the last deadline. They are asked, but not waited for, until they are heard of again."""
+        self._alive: frozenset[str] = frozenset()
+
+    def on_letter(self, sender: str, data: bytes) -> None:
+        """A letter arrived. Called from another thread."""
+        with self._changed:
+            self._arrived[sender] = data
+            self._changed.notify_all()
+
+    def exchange(self, mail: Mail) -> dict[int, Inbox]:
+        """An inbox for the client held here; see `Transport.exchange`."""
+        wire = self._wired()
+        wire.maintain(silent=self.silent >= self.silent_rounds)
+        for reader in mail.requests:
+            letter = mail.letters.get(reader)
+            self.outbox.put(mail.round, NONE if letter is None else encode(letter))
+        wire.written()
+        return {reader: Inbox.of(self._gather(mail, reader)) for reader in mail.requests}
+
+    def _gather(self, mail: Mail, reader: int) -> list[Letter]:
+        """The letters for a reader, once all have arrived or the deadline has passed."""
+        started = time.monotonic()
+        until = started + self.patience.seconds()
+        round = _Gathering(mail.round, mail.requests[reader].tolist(), replace(mail.expects(reader), round=None))
+        while True:
+            round.meet(self.numbers())
+            self._ask(round, until)
+            self._take(mail, round)
+            left = until - time.monotonic()
+            if left <= 0 or not round.open.keys() - self._absent:
+                break
+            with self._changed:
+                if not self._arrived:
+                    self._changed.wait(min(left, RETRY))
+            self._maintain()
+        return self._settled(round, time.monotonic() - started)
+
+    def _ask(self, round: _Gathering, until: float) -> None:
+        """Ask everybody whose letter is missing and of whom no request is open."""
+        wire = self._wired()
+        left = until - time.monotonic()
+        for name in round.open:
+            if self.wait.mode == "async" and name not in round.tried:
+                wire.ask(name, None, ASYNC_PATIENCE)
+            elif self.wait.mode == "sync" and left > 0 and not wire.asked(name):
+                wire.ask(name, round.number, left)
+            round.tried.add(name)
+
+    def _take(self, mail: Mail, round: _Gathering) -> None:
+        """Check what has arrived. Letters that pass are kept until a newer one comes."""
+        with self._changed:
+            arrived, self._arrived = self._arrived, {}
+        for name, data in arrived.items():
+            self._absent.discard(name)
+            if name not in round.asked:
+                continue
+            if data == NONE:  # it wrote no letter this round
+                round.open.pop(name, None)
+                continue
+            sender = round.asked[name]
+            try:
+                letter = decode(data, replace(round.schema, sender=sender))
+                self._check_round(letter, name, round.number)
+            except LetterError as error:
+                mail.refused.add_error(sender, error)
+                round.open.pop(name, None)
+                continue
+            self._kept[name] = letter
+            if letter.round >= round.number or self.wait.mode == "async":
+                round.open.pop(name, None)
+
+    def _check_round(self, letter: Letter, name: str, number: int) -> None:
+        """Refuse a replay, and a round that the run does not have."""
+        known = self._kept[name].round if name in self._kept else -1
+        if letter.round < known:
+            raise LetterError("round", f"{name} sent its letter of round {letter.round} after that of round {known}")
+        if letter.round >= self.rounds:
+            raise LetterError("round", f"{name} sent a letter of round {letter.round}; the run has {self.rounds}")
+
+    def _settled(self, round: _Gathering, waited: float) -> list[Letter]:
+        """The letters that are read: of this round, or in their absence late ones."""
+        oldest = round.number - self.wait.staleness
+        kept = {name: self._kept[name] for name in round.asked if name in self._kept}
+        letters = {name: letter for name, letter in kept.items() if letter.round >= oldest}
+        missing = [name for name in round.asked if name in round.open]
+        self._absent.update(missing if self.wait.mode == "sync" else ())
+        self.patience.note(waited, not missing)
+        self.silent = 0 if letters or not round.asked else self.silent + 1
+        late = sum(letter.round < round.number for letter in letters.values())
+        self.last = Exchanged(len(round.asked), len(letters), late, missing, waited)
+        return [_on(letter, self.device) for letter in letters.values()]
+
+    def _maintain(self) -> None:
+        """Members that come back are waited for again; a connection that fell silent is opened anew."""
+        wire = self._wired()
+        now = wire.alive()
+        self._absent -= now - self._alive
+        self._alive = now
+        wire.maintain()
+
+    def _wired(self) -> Wire:
+        if self.wire is None:
+            raise RuntimeError("the post has no wire yet")
+        return self.wire
+
+
+@dataclass
+class _Gathering:
+    """The letters of one round that a client asks for."""
+
+    number: int
+    wanted: list[int]
+    schema: Schema
+    asked: dict[str, int] = field(default_factory=dict)
+    """By name: the members among those that are wanted."""
+    open: dict[str, int] = field(default_factory=dict)
+    """Those whose letter of this round has not arrived."""
+    tried: set[str] = field(default_factory=set)
+
+    def meet(self, names: Mapping[int, str]) -> None:
+        """Include members that were admitted meanwhile."""
+        for number in self.wanted:
+            if number in names and names[number] not in self.asked:
+                self.asked[names[number]] = self.open[names[number]] = number
+
+
+def _on(letter: Letter, device: torch.device) -> Letter:
+    return replace(letter, tensors={name: tensor.to(device) for name, tensor in letter.tensors.items()})

@@ -1,0 +1,139 @@
+"""A peer as a long-lived process: one client, its run folder, and its connection to the others.
+
+Training, letters, checks, mixing, history and checkpoints are the simulation's (`mapl.runs`). A peer adds who it is,
+a transport, a status that others can read, and the promise that its rounds never go back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from mapl.data.dataset import Dataset, DataSettings
+from mapl.errors import MaplError
+from mapl.methods._base import Centralised
+from mapl.network.letter import MOST
+from mapl.peer.enrolment import Enrolment
+from mapl.peer.identity import Identity
+from mapl.peer.names import split_address
+from mapl.peer.outbox import Outbox
+from mapl.peer.post import PeerPost
+from mapl.peer.settings import PeerSettings
+from mapl.peer.status import Status, serving_metrics
+from mapl.peer.wire import ZenohWire
+from mapl.recipe import Recipe, flat, method_class
+from mapl.runs.exchange import LARGEST
+from mapl.runs.history import RECIPE, Record
+from mapl.runs.part import Part, build_part, load_data
+from mapl.runs.run import Observer, resume_part, run_part
+
+SECRET = "noise.key"
+"""The key of the noise on this peer's letters. It never leaves the peer."""
+
+Say = Callable[[str], None]
+
+
+def run_peer(
+    settings: PeerSettings,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    observers: Sequence[Observer] = (),
+    say: Say = lambda sentence: None,
+    trust: bool = False,
+) -> Record:
+    """Train one client of a network to the recipe's last round, beginning where an earlier process stopped."""
+    identity = Identity.load(settings.identity)
+    shared = identity.recipe(trust)
+    recipe = own_recipe(shared, settings)
+    part = build_part(
+        recipe,
+        own_data(settings, identity),
+        holds=[identity.number],
+        secret=noise_secret(recipe, settings.folder),
+        run=shared.fingerprint(),
+    )
+    begun = (settings.folder / RECIPE).exists()
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    outbox = Outbox(settings.folder / "peer")
+    post = PeerPost(
+        outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.engine.device
+    )
+    part.transport = post
+    limit = recipe.network.letter_limit or largest_letter(part)
+    with ExitStack() as stack:
+        wire = ZenohWire(identity, settings.net, outbox, post.on_letter, card(identity, shared, part), limit)
+        post.wire = stack.enter_context(wire)
+        if identity.is_authority:
+            host, port = split_address(settings.net.listen)
+            stack.enter_context(Enrolment(identity.folder, host, port, say))
+        status = Status(settings, identity, part, post, wire, say)
+        if settings.metrics is not None:
+            stack.enter_context(serving_metrics(settings.metrics, status))
+        watching = [status.observe, *observers]
+        if begun:
+            record = resume_part(part, settings.folder, observers=watching, stop=stop, warn=say, durable=True)
+        else:
+            record = run_part(part, settings.folder, observers=watching, stop=stop, durable=True)
+        if record.finished:
+            wire.linger(settings.wait.linger, stop)
+        status.end(record.finished)
+    return record
+
+
+def own_recipe(shared: Recipe, settings: PeerSettings) -> Recipe:
+    """The network's recipe with what is this peer's own: its architecture, its threads, a checkpoint each round."""
+    if issubclass(method_class(shared.method.name), Centralised):
+        raise MaplError(f"method {shared.method.name!r} needs a server, and a network of peers has none")
+    changes: dict[str, Any] = {"checkpoint": shared.checkpoint.model_copy(update={"every": 1})}
+    if settings.data.backbone:
+        changes["model"] = shared.model.model_copy(update={"backbones": (settings.data.backbone,)})
+    if settings.threads:
+        changes["train"] = shared.train.model_copy(update={"threads": settings.threads})
+    return shared.model_copy(update=changes)
+
+
+def own_data(settings: PeerSettings, identity: Identity) -> dict[int, Dataset] | None:
+    """The peer's own images. None: its share of the data that the recipe names."""
+    data = settings.data
+    if not data.name:
+        return None
+    named = Recipe.of(data={"name": data.name}).model_copy(
+        update={"data": DataSettings(name=data.name, folder=data.path)}
+    )
+    return {identity.number: load_data(named)}
+
+
+def noise_secret(recipe: Recipe, folder: Path) -> bytes | None:
+    """The key of the noise on letters: drawn once, and kept for the whole run."""
+    if recipe.network.noise.clip is None:
+        return None
+    path = folder / "peer" / SECRET
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(os.urandom(32))
+    return path.read_bytes()
+
+
+def largest_letter(part: Part) -> int:
+    """A bound for the letters of others, from those that this peer writes itself."""
+    from mapl.network import nbytes
+
+    own = [part.method.letter(client, round) for client in part.clients for round in (0, part.recipe.rounds - 1)]
+    return min(LARGEST, MOST, 2 * max((nbytes(letter) for letter in own if letter is not None), default=0) + 2**20)
+
+
+def card(identity: Identity, shared: Recipe, part: Part) -> dict[str, Any]:
+    """What a peer says about itself to other members, so that a mismatch can be named."""
+    client = part.clients[0]
+    return {
+        "name": identity.name,
+        "run": client.run,
+        "classes": client.shapes.classes,
+        "image": list(client.train.pixels.shape[1:]),
+        "settings": {key: value for key, value in flat(shared.settings()).items() if not key.startswith("data.")},
+    }
