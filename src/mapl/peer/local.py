@@ -52,7 +52,7 @@ def make_network(folder: Path, recipe: Recipe, over: Tree | None = None, network
     for number, address in enumerate(addresses):
         tree: Tree = {
             "identity": "identity",
-            "folder": "run",
+            "folder": "state",
             # Dialled one way: of two peers that dial each other at once, both may lose.
             "net": {"listen": address, "connect": addresses[:number], "discover": "addresses"},
         }

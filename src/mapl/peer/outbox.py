@@ -21,8 +21,8 @@ NONE = b""
 class Outbox:
     """The newest `keep` letters of one peer, by round."""
 
-    def __init__(self, run: Path, keep: int = 8) -> None:
-        self.folder = run / FOLDER
+    def __init__(self, state: Path, keep: int = 8) -> None:
+        self.folder = state / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keep = keep
         self._lock = threading.Lock()

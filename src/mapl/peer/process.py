@@ -55,9 +55,9 @@ def run_peer(
         secret=noise_secret(recipe, settings.folder),
         run=shared.fingerprint(),
     )
-    begun = (settings.folder / RECIPE).exists()
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    outbox = Outbox(settings.folder / "peer")
+    folder = settings.run
+    begun = (folder / RECIPE).exists()
+    outbox = Outbox(settings.folder)
     post = PeerPost(
         outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.engine.device
     )
@@ -74,9 +74,9 @@ def run_peer(
             stack.enter_context(serving_metrics(settings.metrics, status))
         watching = [status.observe, *observers]
         if begun:
-            record = resume_part(part, settings.folder, observers=watching, stop=stop, warn=say, durable=True)
+            record = resume_part(part, folder, observers=watching, stop=stop, warn=say, durable=True)
         else:
-            record = run_part(part, settings.folder, observers=watching, stop=stop, durable=True)
+            record = run_part(part, folder, observers=watching, stop=stop, durable=True)
         if record.finished:
             wire.linger(settings.wait.linger, stop)
         status.end(record.finished)
@@ -110,7 +110,7 @@ def noise_secret(recipe: Recipe, folder: Path) -> bytes | None:
     """The key of the noise on letters: drawn once, and kept for the whole run."""
     if recipe.network.noise.clip is None:
         return None
-    path = folder / "peer" / SECRET
+    path = folder / SECRET
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

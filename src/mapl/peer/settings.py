@@ -73,7 +73,7 @@ class PeerSettings(Section):
 
     version: int = Field(VERSION, description="Version of this file.")
     identity: Path = Field(description="The identity folder (mapl identity join).")
-    folder: Path = Field(Path("run"), description="Where the peer keeps its run: history, checkpoints, letters.")
+    folder: Path = Field(Path("state"), description="Where the peer keeps its run, its letters and its status.")
     data: DataSection = Field(DataSection(), description="Your data.")
     net: NetSection = Field(NetSection(), description="Addresses.")
     wait: WaitSection = Field(WaitSection(), description="Waiting.")
@@ -81,6 +81,11 @@ class PeerSettings(Section):
         None, ge=1, le=65535, description="Port on 127.0.0.1 for Prometheus metrics; leave out: none."
     )
     threads: int | None = Field(None, ge=1, description="Threads for training; leave out: the recipe's.")
+
+    @property
+    def run(self) -> Path:
+        """The run folder of the client that the peer trains."""
+        return self.folder / "run"
 
 
 def read_settings(path: Path) -> PeerSettings:

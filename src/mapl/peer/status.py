@@ -39,7 +39,7 @@ class Status:
         wire: ZenohWire,
         say: Callable[[str], None],
     ) -> None:
-        self.path = settings.folder / "peer" / STATUS
+        self.path = settings.folder / STATUS
         self.identity = identity
         self.part = part
         self.post = post
@@ -135,8 +135,8 @@ def _shown(value: Any) -> str:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The status of the peer whose run is in a folder."""
-    path = folder / "peer" / STATUS
+    """The status of the peer that keeps its state in a folder."""
+    path = folder / STATUS
     try:
         tree = json.loads(path.read_bytes())
     except FileNotFoundError:
