@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mapl.runs.files import write_aside
 
 HOST = "127.0.0.1"
 PEER = "PEER.toml"
+LOG = "peer.log"
 
 
 def name_of(number: int) -> str:
@@ -122,8 +124,6 @@ class LocalNetwork:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all peers have ended. Whether they have."""
-        import time
-
         until = None if seconds is None else time.monotonic() + seconds
         for process in list(self._processes.values()):
             process.join(None if until is None else max(0.0, until - time.monotonic()))
@@ -150,11 +150,11 @@ def _work(path: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     interrupt = Interrupt()
     signal.signal(signal.SIGTERM, lambda number, frame: setattr(interrupt, "number", number))
-    log = path.parent / "peer.log"
-    with closing(log.open("a", encoding="utf-8")) as file:
-        sys.stdout = sys.stderr = file
-        try:
-            run_peer(read_settings(path), stop=interrupt, say=lambda text: print(text, file=file, flush=True))
-        except MaplError as error:
-            print(f"error: {error}", file=file, flush=True)
-            sys.exit(error.status)
+    log = os.open(path.parent / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):  # also for what libraries print
+        os.dup2(log, stream)
+    try:
+        run_peer(read_settings(path), stop=interrupt, say=lambda text: print(text, flush=True))
+    except MaplError as error:
+        print(f"error: {error}", flush=True)
+        sys.exit(error.status)

@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,10 @@ Answer = Callable[[str, bytes], None]
 
 NEWS_EVERY = 2.0
 """Seconds between news while somebody is connected who is not known yet."""
+CLOSING = 2.0
+"""How long a connection that is given up is waited for. If its links are bad, zenoh takes ten seconds."""
+OPENING = 15.0
+"""How long a port may still be held by the connection before."""
 GOODBYE = 0.5
 """Seconds in which those who are done hear it of each other."""
 MOST_NEWS = 256 * 1024
@@ -209,20 +214,16 @@ class ZenohWire:
 
     def maintain(self, silent: bool = False) -> None:
         if silent or frozenset(self.identity.members()) != self._members:
+            self.reopened += 1
             self._disconnect()
             self._connect()
-            self.reopened += 1
 
     def _connect(self) -> None:
         import zenoh
 
-        zenoh.init_log_from_env_or("error")
+        zenoh.init_log_from_env_or("off")  # RUST_LOG=info shows what it does
         self._members = frozenset(self.identity.members())
-        try:
-            session = zenoh.open(config(self.identity, self.net, self._members, self.limit))
-        except zenoh.ZError as error:
-            raise MaplError(f"net.listen: {self.net.listen} cannot be used ({_first_line(error)})") from error
-        self._session = session
+        self._session = session = self._opened()
         self._kept = [
             session.declare_queryable(f"{self.me}/letters", self._on_query),
             session.declare_queryable(f"{self.me}/card", self._on_card_query),
@@ -231,6 +232,20 @@ class ZenohWire:
             session.liveliness().declare_subscriber(f"{self.prefix}/*/done", self._on_token, history=True),
             session.liveliness().declare_token(f"{self.me}/alive"),
         ]
+
+    def _opened(self) -> Any:
+        """A new session. Its port may be held for a while by the one before."""
+        import zenoh
+
+        until = time.monotonic() + (OPENING if self.reopened else 0.0)
+        while True:
+            try:
+                return zenoh.open(config(self.identity, self.net, self._members, self.limit))
+            except zenoh.ZError as error:
+                if time.monotonic() > until:
+                    where = self.net.listen
+                    raise MaplError(f"net.listen: {where} cannot be used: {_first_line(error)}") from error
+            time.sleep(0.2)
 
     def _disconnect(self) -> None:
         session, self._session = self._session, None
@@ -241,7 +256,9 @@ class ZenohWire:
         for _, _, query in pending:
             query.drop()
         if session is not None:
-            session.close()
+            closing = threading.Thread(target=_close, args=(session,), name="close", daemon=True)
+            closing.start()
+            closing.join(CLOSING)
 
     def _on_token(self, sample: Any) -> None:
         """A member shows that it is alive or done, or no longer does."""
@@ -392,6 +409,13 @@ def access(identity: Identity, members: frozenset[str]) -> dict[str, Any]:
         "subjects": subjects,
         "policies": policies,
     }
+
+
+def _close(session: Any) -> None:
+    import zenoh
+
+    with suppress(zenoh.ZError):
+        session.close()
 
 
 def _first_line(error: Exception) -> str:
