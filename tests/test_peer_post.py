@@ -120,16 +120,26 @@ def test_who_missed_the_deadline_is_asked_but_not_waited_for_until_it_is_back(tm
     assert read(post, 2) == [(1, 2), (2, 2)]
 
 
-@pytest.mark.parametrize(("staleness", "expected"), [(0, []), (1, [(1, 3)]), (3, [(1, 3)])])
+@pytest.mark.parametrize(("staleness", "expected"), [(0, []), (1, []), (2, [(1, 3)]), (9, [(1, 3)])])
 def test_a_late_letter_stands_in_for_a_missing_one_if_it_is_not_too_old(
     tmp_path: Path, staleness: int, expected: list[tuple[int, int]]
 ) -> None:
     post = post_of(tmp_path, staleness=staleness, first=0.05, patience=0.05)
-    FakeWire(post, {"bob": {3: encode(letter(1, 3))}})
-    assert read(post, 3, (1,)) == [(1, 3)]
-    assert read(post, 4, (1,)) == expected
+    FakeWire(post, {"bob": {}})
+    assert read(post, 3, (1,)) == []
+    post.on_letter("bob", encode(letter(1, 3)))  # after the deadline
+    assert read(post, 5, (1,)) == expected
     assert post.last.stale == len(expected)
-    assert read(post, 3 + staleness + 1, (1,)) == []
+
+
+def test_no_letter_is_read_twice(tmp_path: Path) -> None:
+    post = post_of(tmp_path, staleness=5, first=0.05, patience=0.05)
+    data = encode(letter(1, 3))
+    FakeWire(post, {"bob": {3: data, 4: data, 5: data}})
+    assert read(post, 3, (1,)) == [(1, 3)]
+    assert read(post, 4, (1,)) == []
+    assert read(post, 5, (1,)) == []
+    assert not post.seen.refused.by_sender  # type: ignore[attr-defined]
 
 
 def test_a_sender_that_is_ahead_is_read(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from mapl.peer.authority import create_network, invite
 from mapl.peer.enrolment import Enrolment
-from mapl.peer.identity import Identity
 from mapl.peer.invitations import Invitation
 from mapl.peer.joining import join
 from mapl.recipe import Recipe, Tree, merge

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from mapl.network import Inbox, Letter, LetterError, Mail, Schema, decode, encode
+from mapl.network import Inbox, Letter, LetterError, Mail, Rounds, Schema, decode, encode
 from mapl.peer.outbox import NONE, Outbox
 from mapl.peer.settings import WaitSection
 from mapl.peer.wire import Wire
@@ -65,9 +65,9 @@ class Exchanged:
 class PeerPost:
     """`Transport` of a process that holds one client. `wire` carries bytes; checks and waiting are here.
 
-    A letter is used if it is of this round or, in its absence, of at most `staleness` rounds ago. A sender that is
-    ahead answers with the oldest letter that it still has, which is used too. A sender never goes back: a letter from
-    before the last one that was read is a replay, and is refused.
+    A letter is used if it is of this round or, in its absence, a late one of at most `staleness` rounds ago. A sender
+    that is ahead answers with the oldest letter that it still has, which is used too. No letter is read twice, and a
+    sender never goes back: a letter from before the last one that was read is a replay, and is refused.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PeerPost:
         outbox: Outbox,
         numbers: Callable[[], Mapping[int, str]],
         wait: WaitSection,
-        rounds: int,
+        length: int,
         silent_rounds: int = 3,
         device: torch.device | None = None,
     ) -> None:
@@ -83,7 +83,9 @@ class PeerPost:
         self.numbers = numbers
         """The names of the members by number, as they are known now."""
         self.wait = wait
-        self.rounds = rounds
+        self.length = length
+        """The number of rounds of the run."""
+        self.rounds = Rounds(late=wait.staleness, early=length)
         self.silent_rounds = silent_rounds
         self.device = device or torch.device("cpu")
         self.patience = Patience(wait)
@@ -94,7 +96,9 @@ class PeerPost:
         self._arrived: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._kept: dict[str, Letter] = {}
-        """The newest letter of each sender that passed its checks."""
+        """Letters that passed their checks and are not read yet."""
+        self._read: dict[str, int] = {}
+        """The round of the last letter that was read, by sender."""
         self._absent: set[str] = set()
         """Who missed the last deadline. They are asked, but not waited for, until they are heard of again."""
         self._alive: frozenset[str] = frozenset()
@@ -158,28 +162,30 @@ class PeerPost:
             sender = round.asked[name]
             try:
                 letter = decode(data, replace(round.schema, sender=sender))
-                self._check_round(letter, name, round.number)
+                self._check_round(letter, name)
             except LetterError as error:
                 mail.refused.add_error(sender, error)
                 round.open.pop(name, None)
                 continue
-            self._kept[name] = letter
+            if letter.round > self._read.get(name, -1):
+                self._kept[name] = letter
             if letter.round >= round.number or self.wait.mode == "async":
                 round.open.pop(name, None)
 
-    def _check_round(self, letter: Letter, name: str, number: int) -> None:
+    def _check_round(self, letter: Letter, name: str) -> None:
         """Refuse a replay, and a round that the run does not have."""
-        known = self._kept[name].round if name in self._kept else -1
+        known = self._read.get(name, -1)
         if letter.round < known:
             raise LetterError("round", f"{name} sent its letter of round {letter.round} after that of round {known}")
-        if letter.round >= self.rounds:
-            raise LetterError("round", f"{name} sent a letter of round {letter.round}; the run has {self.rounds}")
+        if letter.round >= self.length:
+            raise LetterError("round", f"{name} sent a letter of round {letter.round}; the run has {self.length}")
 
     def _settled(self, round: _Gathering, waited: float) -> list[Letter]:
         """The letters that are read: of this round, or in their absence late ones."""
         oldest = round.number - self.wait.staleness
-        kept = {name: self._kept[name] for name in round.asked if name in self._kept}
-        letters = {name: letter for name, letter in kept.items() if letter.round >= oldest}
+        letters = {name: self._kept.pop(name) for name in round.asked if name in self._kept}
+        letters = {name: letter for name, letter in letters.items() if letter.round >= oldest}
+        self._read |= {name: letter.round for name, letter in letters.items()}
         missing = [name for name in round.asked if name in round.open]
         self._absent.update(missing if self.wait.mode == "sync" else ())
         self.patience.note(waited, not missing)
