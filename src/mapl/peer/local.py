@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,30 @@ def name_of(number: int) -> str:
     return f"peer-{number}"
 
 
-def make_network(folder: Path, recipe: Recipe, over: Tree | None = None, network: str = "local") -> list[Path]:
+def make_network(
+    folder: Path, recipe: Recipe, over: Tree | None = None, hosts: Sequence[str] | None = None
+) -> list[Path]:
     """Identities and a PEER.toml for every client of a recipe, each in a folder of its own. Returns those files.
 
-    `over` is laid over each PEER.toml.
+    `over` is laid over each PEER.toml. `hosts` has an address for each peer, if that is not this machine's loopback.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    first = create_network(network, name_of(0), [HOST], recipe, folder / name_of(0) / "identity")
+    where = [HOST] * recipe.clients if hosts is None else hosts
+    # The first one also by the loopback, where the others join.
+    first = create_network("local", name_of(0), sorted({HOST, where[0]}), recipe, folder / name_of(0) / "identity")
     identities = [first]
     with Enrolment(first.folder, HOST, 0) as service:
         for number in range(1, recipe.clients):
             path = folder / f"{name_of(number)}.invitation"
             invite(first, name_of(number), f"{HOST}:{service.port}", path, number)
-            identities.append(join(Invitation.load(path), [HOST], folder / name_of(number) / "identity"))
+            identities.append(join(Invitation.load(path), [where[number]], folder / name_of(number) / "identity"))
             path.unlink()
     certificates = [identity.own.certificate for identity in identities]
     for identity in identities:
         for pem in certificates:
             identity.admit(pem)
-    addresses = [f"{HOST}:{port}" for port in free_ports(recipe.clients)]
+    ports = free_ports(recipe.clients) if hosts is None else [7447] * recipe.clients
+    addresses = [f"{host}:{port}" for host, port in zip(where, ports, strict=True)]
     files = []
     for number, address in enumerate(addresses):
         tree: Tree = {
@@ -87,8 +92,10 @@ def free_ports(count: int) -> list[int]:
 class LocalNetwork:
     """The processes of a local network. Each holds one peer; any can be killed and started again."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], first: Callable[[int], object] | None = None) -> None:
         self.files = list(files)
+        self.first = first
+        """What each process calls with its number before anything else."""
         # Forked from a process that has imported everything and has no threads: starting a peer takes no seconds.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["mapl.peer.process", "sklearn.datasets", "zenoh"])
@@ -96,7 +103,9 @@ class LocalNetwork:
 
     def start(self, number: int) -> None:
         """Start a peer, or start it again."""
-        process = self._context.Process(target=_work, args=(self.files[number],), name=name_of(number))
+        process = self._context.Process(
+            target=_work, args=(self.files[number], self.first, number), name=name_of(number)
+        )
         process.start()
         self._processes[number] = process
 
@@ -139,8 +148,10 @@ class LocalNetwork:
             process.join()
 
 
-def _work(path: Path) -> None:
+def _work(path: Path, first: Callable[[int], object] | None, number: int) -> None:
     """The life of one peer's process."""
+    if first is not None:
+        first(number)
     from mapl.errors import MaplError
     from mapl.peer.process import run_peer
     from mapl.peer.settings import read_settings
