@@ -4,6 +4,8 @@ The collaboration gain of an arm is its accuracy minus that of its control: the 
 empty network, after as many rounds. Shards and initial weights are equal in both, so the difference is what the letters
 add. What is the same is said in one place, `Recipe.settings`, and the data count by their content (`Record.data`).
 
+A part of a network is an arm of its own, and in no pair: its mean is over other clients than that of any other run.
+
 The ceiling of an arm is its control with the images of each cluster pooled. The share of the way is the gain of the arm
 over the gain of its ceiling: 0 is training alone, 1 is as good as sharing all data inside the clusters.
 """
@@ -20,7 +22,7 @@ from typing import Any
 from mapl.analysis.clusters import share_inside
 from mapl.analysis.control import ceilings, is_ceiling, is_control, twins
 from mapl.recipe import Recipe, flat, has_letters, is_silent
-from mapl.runs.history import Record
+from mapl.runs.history import Record, part_of, share_of_network
 
 ROUNDING = 1e-9
 """Means of accuracies that differ by less are equal."""
@@ -75,6 +77,8 @@ class Arm:
     seconds: float
     is_control: bool
     is_ceiling: bool
+    is_part: bool = False
+    """Whether its runs are parts of a network."""
     pairs: int = 0
     """Over how many pairs of runs the gain is: seeds that its control has as well, tested in the same round."""
     differs: dict[str, Any] = field(default_factory=dict)
@@ -122,6 +126,12 @@ def left_out(records: Sequence[Record]) -> list[str]:
     return sentences
 
 
+def unpaired(records: Sequence[Record]) -> list[str]:
+    """A sentence for each part of a network, which is compared with nothing."""
+    parts = {run.folder: part_of(run.folder, run.recipe, run.clients) for run in records}
+    return [f"{part}, and is compared with no other run" for part in parts.values() if part]
+
+
 def _by_seed(records: Sequence[Record]) -> dict[str, dict[int, list[Record]]]:
     """All runs, by recipe and data and then by seed."""
     arms: dict[str, dict[int, list[Record]]] = {}
@@ -153,7 +163,7 @@ def compare(records: Sequence[Record]) -> list[Arm]:
     groups = group(records)
     tested = {label: runs for label, runs in groups.items() if runs[0].tested}
     alike: dict[str, list[Record]] = {}
-    for run in (run for runs in tested.values() for run in runs):
+    for run in (run for runs in tested.values() for run in runs if run.whole):
         alike.setdefault(_what(run.recipe, run.data), []).append(run)
     differing = _differing([runs[0] for runs in tested.values()])
     arms = []
@@ -197,7 +207,7 @@ def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Re
     own = {(r.recipe.seed, r.tested[-1].round): r.mean for r in runs}
     gains = {age: mean - control[age] for age, mean in own.items() if age in control}
     rooms = {age: ceiling[age] - control[age] for age in gains if age in ceiling}
-    shares = [s for r in runs if (s := share_inside(r.weights(), [c.cluster for c in r.clients])) is not None]
+    shares = [s for r in runs if (s := share_inside(r.among(), [c.cluster for c in r.clients])) is not None]
     return Arm(
         label=label,
         method=runs[0].recipe.method.name,
@@ -215,6 +225,7 @@ def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Re
         seconds=fmean(r.seconds for r in runs),
         is_control=is_control(runs[0].recipe),
         is_ceiling=is_ceiling(runs[0].recipe),
+        is_part=not runs[0].whole,
         pairs=len(gains),
         differs=differs,
     )
@@ -242,6 +253,8 @@ def _tree(run: Record) -> dict[str, Any]:
         tree["network"]["transport"] = run.recipe.network.transport
     else:
         tree["network"] = "none"
+    if not run.whole:
+        tree["held"] = run.held
     return tree
 
 
@@ -259,7 +272,7 @@ def _controls(run: Record, alike: Mapping[str, list[Record]]) -> list[Record]:
 
     They may be longer, or from another device. Of several of one seed, the last one counts: that of the same device.
     """
-    if not has_letters(run.recipe):
+    if not (has_letters(run.recipe) and run.whole):
         return []
     controls = next((runs for twin in twins(run.recipe) if (runs := alike.get(_what(twin, run.data)))), [])
     return sorted(controls, key=lambda control: control.recipe.engine == run.recipe.engine)
@@ -272,9 +285,9 @@ def _ceilings(run: Record, arms: Iterable[list[Record]]) -> list[Record]:
     else the first given.
     """
     recipe = run.recipe
-    if recipe.partition.pooled or not has_letters(recipe):
+    if recipe.partition.pooled or not has_letters(recipe) or not run.whole:
         return []
-    pooled = [runs for runs in arms if is_ceiling(runs[0].recipe)]
+    pooled = [runs for runs in arms if is_ceiling(runs[0].recipe) and runs[0].whole]
     for ceiling in ceilings(recipe):
         wanted = _what(_any_steps(ceiling), run.data)
         alike = [runs for runs in pooled if _what(_any_steps(runs[0].recipe), runs[0].data) == wanted]
@@ -300,7 +313,7 @@ def _differing(arms: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _differ(key: str, flats: Sequence[dict[str, Any]]) -> bool:
-    if key in ("method.name", "network", "partition.pooled"):
+    if key in ("method.name", "network", "partition.pooled", "held"):
         return False
     by_method: dict[str, set[str]] = {}
     for values in (values for values in flats if key in values):
@@ -316,12 +329,14 @@ def _labels(runs: Sequence[Record]) -> list[str]:
     keys = dict.fromkeys(key for values in flats for key in values if key in _DISTINCTIVE)
     differing = [k for k in keys if len({json.dumps(f[k]) for f in flats if k in f}) > 1]
     labels = []
-    for recipe, values in zip(recipes, flats, strict=True):
+    for run, recipe, values in zip(runs, recipes, flats, strict=True):
         notes = [_DISTINCTIVE[key](values[key]) for key in differing if key in values]
         if not has_letters(recipe) and not is_silent(recipe):
             notes.append("no letters")
         if recipe.partition.pooled:
             notes.append("pooled")
+        if not run.whole:
+            notes.append(share_of_network(run.held, recipe.clients))
         labels.append(", ".join([recipe.method.name, *notes]))
     return _distinct(labels, flats)
 

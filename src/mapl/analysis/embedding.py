@@ -41,10 +41,10 @@ def sample(part: Part) -> tuple[Tensor, Tensor, Tensor]:
     vectors, labels, owners = [], [], []
     for i in sorted(chosen.tolist()):
         client = part.clients[i]
-        points = torch.randperm(client.tests, generator=generator(seed, i, ALWAYS, purpose))[:share]
+        points = torch.randperm(client.tests, generator=generator(seed, client.id, ALWAYS, purpose))[:share]
         vectors.append(part.engine.embed(client)[points].cpu())
         labels.append(client.test.labels[points].cpu())
-        owners.append(torch.full_like(labels[-1], i))
+        owners.append(torch.full_like(labels[-1], client.id))
     return torch.cat(vectors), torch.cat(labels), torch.cat(owners)
 
 

@@ -58,12 +58,13 @@ def compare_command(folders: Folders, trust: TrustOption = False, as_json: JsonO
 
 
 def _load(folders: Sequence[Path]) -> list[Record]:
-    """The runs, with a warning for each that will not be counted."""
-    from mapl.analysis.compare import left_out
+    """The runs, with a warning for each that will not be counted, or compared with no other."""
+    from mapl.analysis.compare import left_out, unpaired
     from mapl.runs.history import load
 
     records = [load(folder) for folder in folders]
-    for sentence in (*(remark for record in records for remark in record.remarks), *left_out(records)):
+    remarks = (remark for record in records for remark in record.remarks)
+    for sentence in (*remarks, *left_out(records), *unpaired(records)):
         warn(sentence)
     return records
 
@@ -82,6 +83,8 @@ def gain_text(arm: Arm) -> str:
     """The collaboration gain in words."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
+    if arm.is_part:
+        return "part"
     if arm.is_ceiling:
         return "ceiling"
     return "control" if arm.is_control else "no control"

@@ -181,10 +181,9 @@ def sentences(record: Record) -> list[str]:
     from mapl.recipe import names_code
 
     if not record.finished:
-        return [
-            f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, saved in {record.folder}",
-            f"continue with: mapl resume {record.folder}{' --trust' if names_code(record.recipe) else ''}",
-        ]
+        stopped = f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, saved in {record.folder}"
+        again = f"continue with: mapl resume {record.folder}{' --trust' if names_code(record.recipe) else ''}"
+        return [stopped, again] if record.whole else [stopped]  # a part needs its transport
     clients = "1 client" if len(record.clients) == 1 else f"{len(record.clients)} clients"
     lines = [
         f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} over {clients} "
@@ -193,7 +192,7 @@ def sentences(record: Record) -> list[str]:
     ]
     if refused := record.refused:
         lines.append(f"{total(refused):,} letters were left out because they failed a check: {in_words(refused)}")
-    inside = share_inside(record.weights(), [c.cluster for c in record.clients])
+    inside = share_inside(record.among(), [c.cluster for c in record.clients])
     if inside is not None:
         lines.append(f"{100 * inside:.0f} % of the weight given to others stays inside the true clusters")
     if privacy := spent(record):

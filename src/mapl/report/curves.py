@@ -121,9 +121,8 @@ def messages_figure(lines: Sequence[Line]) -> Figure:
 
 
 def mesh(line: Line) -> int:
-    """Messages per round when everybody writes to everybody: M(M − 1)."""
-    size = len(line.first.clients)
-    return size * (size - 1)
+    """Messages per round when everybody writes to everybody: M(M − 1). Those of a part are the ones that it reads."""
+    return len(line.first.clients) * (line.first.recipe.clients - 1)
 
 
 def _handles(lines: Sequence[Line]) -> list[Line2D]:

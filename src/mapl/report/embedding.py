@@ -61,10 +61,13 @@ def embed(record: Record) -> Embedding | str:
 
 
 def _laid_out(part: Part) -> Embedding | str:
+    if len(part.clients) < 2:
+        return "it has only one client"
     vectors, labels, clients = sample(part)
-    if len(vectors) < 4 or len(part.clients) < 2:
+    if len(vectors) < 4:
         return "too few test images"
-    clusters = torch.tensor([client.cluster for client in part.clients])[clients]
+    cluster_of = {client.id: client.cluster for client in part.clients}
+    clusters = torch.tensor([cluster_of[client] for client in clients.tolist()])
     (aligned, by_chance), (kin, kin_by_chance) = alignment(vectors, clients, (labels, clusters))
     return Embedding(
         points=in_the_plane(vectors),

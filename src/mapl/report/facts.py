@@ -17,7 +17,7 @@ from mapl.recipe import GIVEN_IN_PYTHON, Recipe
 from mapl.report.curves import graph_start
 from mapl.report.lines import Line
 from mapl.report.text import count, listing
-from mapl.runs.history import Record
+from mapl.runs.history import Record, share_of_network
 
 
 def title(lines: Sequence[Line]) -> str:
@@ -97,8 +97,11 @@ def _clients(record: Record) -> str:
     models = listing(f"{name} ({number})" for name, number in backbones.items())
     each = "all with the same backbone: " if len(backbones) == 1 else "each with a model of its own; backbones: "
     data = "the data of its whole cluster" if record.recipe.partition.pooled else "private data"
+    number = str(len(cards))
+    if not record.whole:
+        number += f" (a part of a network: {share_of_network(record.held, record.recipe.clients)})"
     return (
-        f"{len(cards)}, each with {data} ({_range([card.samples for card in cards])} training images, "
+        f"{number}, each with {data} ({_range([card.samples for card in cards])} training images, "
         f"{_range([card.tests for card in cards])} test images), {each}{models}"
     )
 

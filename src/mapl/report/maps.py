@@ -36,6 +36,15 @@ def clusters_of(record: Record) -> list[int]:
     return [card.cluster for card in record.clients]
 
 
+def rows_and_columns(record: Record) -> tuple[list[int], list[int]]:
+    """The clients along the sides of a map of W, each cluster together. A part has rows for its own clients alone.
+
+    The clients that it does not have come last among the columns: it may listen to them.
+    """
+    rows = [record.clients[place].id for place in by_cluster(clusters_of(record))]
+    return rows, rows + sorted(set(range(record.recipe.clients)) - set(rows))
+
+
 def data_figure(record: Record) -> Figure:
     """Clients × classes, coloured by cluster; and the share of classes that each pair of clients has in common."""
     order = by_cluster(clusters_of(record))
@@ -49,13 +58,14 @@ def data_figure(record: Record) -> Figure:
     left, right = drawn.subplots(1, 2, width_ratios=(1.5, 1))
     palette = ListedColormap(["white", *PALETTE])
     left.imshow(held, cmap=palette, vmin=0, vmax=len(PALETTE), aspect="auto", interpolation="nearest")
-    cells(left, "Who has which class", "class", "client", [str(k) for k in range(classes)], [str(i) for i in order])
+    columns, rows = [str(k) for k in range(classes)], [str(card.id) for card in cards]
+    cells(left, "Who has which class", "class", "client", columns, rows)
     left.set_xticks(np.arange(-0.5, classes), minor=True)
     left.set_yticks(np.arange(-0.5, len(cards)), minor=True)
     if classes <= 4 * LABELLED and len(cards) <= 4 * LABELLED:
         left.grid(which="minor", color="white", linewidth=1.2)
     left.tick_params(which="minor", length=0)
-    shown = overlap(right, [card.classes for card in record.clients], clusters_of(record), "Share of classes in common")
+    shown = shared_classes(right, record, "Share of classes in common", 12)
     bar = drawn.colorbar(shown, ax=right, shrink=0.8)
     slim(bar)
     return drawn
@@ -75,19 +85,20 @@ def graph_rounds(record: Record, start: int | None) -> dict[int, str]:
 def graph_figure(record: Record, rounds: dict[int, str]) -> Figure:
     """The true overlap of the data, and W as the rounds pass, on one scale."""
     clusters = clusters_of(record)
-    order = by_cluster(clusters)
+    order, (rows, columns) = by_cluster(clusters), rows_and_columns(record)
     matrices = {t: record.weights(t) for t in rounds}
     drawn = figure(2.5, "compressed")
     panels = drawn.subplots(1, 1 + len(rounds), squeeze=False)[0]
-    overlap(panels[0], [card.classes for card in record.clients], clusters, "true overlap of classes", SMALL)
+    shared_classes(panels[0], record, "true overlap of classes", SMALL)
     top = max(float(matrix.max()) for matrix in matrices.values())
     shown = None
     for panel, (t, why) in zip(panels[1:], rounds.items(), strict=True):
-        shown = panel.imshow(arranged(matrices[t], order), cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
-        share = share_inside(matrices[t], clusters)
+        values = arranged(matrices[t], rows, columns)
+        shown = panel.imshow(values, cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
+        share = share_inside(record.among(t), clusters)
         inside = "" if share is None else f"\n{percent(share)} inside clusters"
-        labels = [str(i) for i in order]
-        cells(panel, f"round {t + 1} ({why}){inside}", "listens to", "", labels, labels, SMALL)
+        title, sides = f"round {t + 1} ({why}){inside}", ([str(i) for i in columns], [str(i) for i in rows])
+        cells(panel, title, "listens to", "", *sides, SMALL)
         boundaries(panel, clusters, order)
     panels[1].set_ylabel("client", fontsize=9, color=INK)
     if shown is not None:
@@ -103,22 +114,34 @@ def slim(bar: Colorbar) -> None:
     bar.ax.tick_params(labelsize=8, colors=INK, length=2)
 
 
+def shared_classes(axes: Axes, record: Record, title: str, most: int) -> AxesImage:
+    """The share of classes that each pair of a run's clients has in common."""
+    return overlap(axes, [card.classes for card in record.clients], clusters_of(record), title, most, record.held)
+
+
 def overlap(
-    axes: Axes, classes: Sequence[Sequence[int]], clusters: Sequence[int], title: str, most: int = 12
+    axes: Axes,
+    classes: Sequence[Sequence[int]],
+    clusters: Sequence[int],
+    title: str,
+    most: int = 12,
+    names: Sequence[int] | None = None,
 ) -> AxesImage:
-    """The share of classes that each pair of clients has in common."""
+    """The share of classes that each pair of clients has in common. `names`: their numbers, if not 0, 1, 2, …"""
     order = by_cluster(clusters)
     shown = axes.imshow(arranged(class_overlap(classes), order), cmap=GREYS, vmin=0, vmax=1, interpolation="nearest")
-    labels = [str(i) for i in order]
+    labels = [str(i if names is None else names[i]) for i in order]
     cells(axes, title, "client", "client", labels, labels, most)
     boundaries(axes, clusters, order)
     return shown
 
 
-def arranged(matrix: Tensor, order: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """The matrix with rows and columns in this order."""
-    index = torch.tensor(list(order))
-    return matrix[index][:, index].numpy().astype(np.float64)
+def arranged(
+    matrix: Tensor, order: Sequence[int], columns: Sequence[int] | None = None
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """The matrix with rows and columns in this order, or with rows in this one and columns in another."""
+    rows, across = torch.tensor(list(order)), torch.tensor(list(order if columns is None else columns))
+    return matrix[rows][:, across].numpy().astype(np.float64)
 
 
 def boundaries(axes: Axes, clusters: Sequence[int], order: Sequence[int]) -> None:

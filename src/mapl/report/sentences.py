@@ -70,6 +70,8 @@ def gain_cell(arm: Arm) -> str:
     """The collaboration gain, or why there is none."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
+    if arm.is_part:
+        return f"{DASH} (is a part)"
     if arm.is_ceiling:
         return f"{DASH} (is a ceiling)"
     return f"{DASH} (is a control)" if arm.is_control else f"{DASH} (no control given)"
@@ -87,7 +89,7 @@ def _share_at_first(line: Line) -> float | None:
     shares = []
     for run in line.runs:
         first = first_mixed(run)
-        if first is not None and (share := share_inside(run.weights(first), _clusters(run))) is not None:
+        if first is not None and (share := share_inside(run.among(first), _clusters(run))) is not None:
             shares.append(share)
     return fmean(shares) if shares else None
 
@@ -142,11 +144,11 @@ def data_caption(record: Record) -> str:
 
 def graph_caption(line: Line, rounds: dict[int, str]) -> str:
     record = line.first
-    size = len(record.clients)
+    possible = len(record.clients) * (record.recipe.clients - 1)
     text = (
         f"{line.label}, seed {record.recipe.seed}. Grey: the true overlap of classes. Blue: the mixing matrix W; row i "
         "is how much client i listens to each of the others and to itself. Orange lines separate the true clusters. "
-        f"After round {len(record.rounds)}, {edges(record.weights()):,} of {size * (size - 1):,} edges are in use."
+        f"After round {len(record.rounds)}, {edges(record.weights()):,} of {possible:,} edges are in use."
     )
     return f"{text} {_graph_verdict(record, min(rounds))}"
 
@@ -158,7 +160,7 @@ def _graph_verdict(record: Record, first: int) -> str:
         return "With one cluster there is nothing to recover."
     if len(set(clusters)) == len(clusters):
         return "Every client is a cluster of its own, so there is nothing to recover."
-    graphs = record.weights(first), record.weights()
+    graphs = record.among(first), record.among()
     before, after = (share_inside(graph, clusters) for graph in graphs)
     if before is None or after is None:
         return "In the end nobody listens to anybody."

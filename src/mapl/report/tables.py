@@ -87,6 +87,7 @@ def refused_table(lines: Sequence[Line]) -> Table:
 def clients_table(record: Record) -> Table:
     """One row per client."""
     weights = None if first_mixed(record) is None else record.weights().clone().fill_diagonal_(0)
+    accuracy = record.accuracy if record.tested else None
     rows = [
         [
             str(card.id),
@@ -97,9 +98,9 @@ def clients_table(record: Record) -> Table:
             f"{card.parameters:,}",
             f"{card.samples:,}",
             f"{card.tests:,}",
-            f"{100 * float(record.accuracy[card.id]):.1f}" if record.tested else DASH,
+            DASH if accuracy is None else f"{100 * float(accuracy[place]):.1f}",
         ]
-        for card in record.clients[:MOST_CLIENTS]
+        for place, card in enumerate(record.clients[:MOST_CLIENTS])
     ]
     titles = "client|cluster|backbone|classes|listens most to|parameters|training images|test images|accuracy (%)"
     return Table(titles.split("|"), rows, words=5)

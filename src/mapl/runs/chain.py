@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from mapl.errors import MaplError
@@ -35,6 +35,7 @@ _CHECKED = ("run", "graph", "chain")
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,17 @@ class Round:
     """One line of the history."""
 
     round: int
-    losses: dict[str, list[float]]
+    losses: dict[str, list[FiniteFloat]]
     """By term, then by client."""
     accuracy: list[Share] | None
     """By client; None in a round without a test."""
-    messages: int
-    bytes: int
+    messages: Count
+    bytes: Count
     all_images: list[Share] | None = None
     """Accuracy by client on all test images of its classes; None if not asked for."""
     ways: dict[str, list[Share]] | None = None
     """Accuracy by client of the other ways to answer (`Method.ways`), on all test images if they are asked for."""
-    released: list[int] | None = None
+    released: list[Count] | None = None
     """By client, how many noisy letters it released in this round; None without `network.noise`."""
     refused: Counts | None = None
     """How many letters were left out because they failed a check, by sender, then by reason; None if none were."""

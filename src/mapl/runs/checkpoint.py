@@ -284,9 +284,14 @@ def latest(
     return None
 
 
+def kept(run: Path) -> dict[int, Path]:
+    """The checkpoints of a run by their rounds, as their names say, the newest first."""
+    return {int(path.name.split("-")[0]): path for path in _newest_first(run)}
+
+
 def newest(run: Path) -> int:
     """The rounds of the newest checkpoint, by its name; 0 if there is none."""
-    return max((int(path.name.split("-")[0]) for path in _newest_first(run)), default=0)
+    return max(kept(run), default=0)
 
 
 def forget_newer(run: Path, rounds: int) -> None:

@@ -22,7 +22,7 @@ from mapl.methods._base import Method
 from mapl.model import Backbone, find_backbone
 from mapl.plugins import looking
 from mapl.runs.files import write_aside
-from mapl.runs.history import Round, load
+from mapl.runs.history import Round, load, share_of_network
 from mapl.runs.part import Part
 from mapl.runs.run import restored_part
 
@@ -154,10 +154,13 @@ def load_model(path: str | Path, backbone: Backbone | None = None) -> Classifier
 def _chosen(part: Part, clients: Sequence[int] | None) -> list[Client]:
     if clients is None:
         return part.clients
+    by_number = {client.id: client for client in part.clients}
     for number in clients:
-        if not 0 <= number < len(part.clients):
-            raise MaplError(f"there is no client {number}: the run has clients 0 to {len(part.clients) - 1}")
-    return [part.clients[number] for number in dict.fromkeys(clients)]
+        if number not in by_number:
+            share = share_of_network(list(by_number), part.recipe.clients)
+            has = f"clients 0 to {part.recipe.clients - 1}" if part.whole else share
+            raise MaplError(f"there is no client {number}: the run has {has}")
+    return [by_number[number] for number in dict.fromkeys(clients)]
 
 
 def _paths(to: Path, client: Client, kind: Kind) -> list[Path]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +32,12 @@ ROWS, INDEX = "graph.rows", "graph.index"
 NEVER = -1
 """In the index: the client has no row yet."""
 
-Row = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Whom a client listens to, and how much."""
+
+class Row(NamedTuple):
+    """Whom a client listens to, and how much."""
+
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float64]
 
 
 class GraphWriter:
@@ -67,8 +72,11 @@ class GraphWriter:
         places = enumerate(self._clients)
         self._digests = {place: _digest(_encoded(*rows_of[client])) for place, client in places if client in rows_of}
 
-    def append(self, rows: dict[int, Peers]) -> str:
-        """Append a round's W: the rows of all clients that have one. Returns its digest, empty without a graph."""
+    def append(self, rows: Mapping[int, Peers | Row]) -> str:
+        """Append a round's W: the rows of all clients that have one. Returns its digest, empty without a graph.
+
+        A row that did not change may be left out.
+        """
         self._rounds += 1
         if not rows and not self._index.exists():
             return ""  # no graph, or not yet
@@ -133,7 +141,7 @@ class Graph:
     def matrices(self, rounds: int, clients: int) -> Iterator[Tensor]:
         """W (M, M) at the end of each round; the matrix is one object, changed in place."""
         matrix = torch.eye(clients, dtype=torch.float64)
-        for changed in self._changes(rounds):
+        for changed in self.changes(rounds):
             fill(matrix, changed)
             yield matrix
 
@@ -141,13 +149,13 @@ class Graph:
         """How many of the first rounds are intact, and what is wrong with the next; reads the whole files."""
         intact = 0
         try:
-            for _ in self._changes(rounds):
+            for _ in self.changes(rounds):
                 intact += 1
         except MaplError as error:
             return intact, str(error)
         return intact, ""
 
-    def _changes(self, rounds: int) -> Iterator[dict[int, Row]]:
+    def changes(self, rounds: int) -> Iterator[dict[int, Row]]:
         """Round by round: the rows that changed."""
         known, digests = np.full(len(self.clients), NEVER), dict[int, bytes]()
         for round in range(rounds):
@@ -204,7 +212,7 @@ class Graph:
         if count < 0 or end > len(data):
             raise MaplError(f"{str(self.folder / ROWS)!r} is damaged: the row at byte {offset} does not fit")
         # Copies, so that keeping a row does not keep the file open.
-        row = np.array(data[start:middle]).view("<i8"), np.array(data[middle:end]).view("<f8")
+        row = Row(np.array(data[start:middle]).view("<i8"), np.array(data[middle:end]).view("<f8"))
         return row, _digest(data[offset:end].tobytes())
 
 

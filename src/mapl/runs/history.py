@@ -9,6 +9,9 @@ A run's folder:
     times.jsonl      how long each round took; separate because it differs even between equal runs
     checkpoints/     everything needed to resume
     profile.json     where the time went, if the run was profiled
+    joined.json      the parts that it was joined from, if it was (see `join`)
+
+A process that holds some of the clients writes the same files for those alone. clients.json says which they are.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -38,7 +42,7 @@ from mapl.runs.files import check_entries, write_aside
 from mapl.runs.graph import INDEX, ROWS, Graph, fill
 
 RECIPE, CLIENTS, HISTORY, TIMES = "recipe.toml", "clients.json", "history.jsonl", "times.jsonl"
-PROFILE = "profile.json"
+PROFILE, JOINED = "profile.json", "joined.json"
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,16 @@ class Record:
     """The same rounds with their hashes; None for a record that was not read from a folder."""
     remarks: tuple[str, ...] = ()
     """What a reader should know, such as lines of times.jsonl that are missing or damaged."""
+
+    @property
+    def held(self) -> list[int]:
+        """The clients of the network that the run has, by number: all of them, unless it is a part."""
+        return [card.id for card in self.clients]
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has every client of the network. The folder of a part has those that its process held."""
+        return len(self.clients) == self.recipe.clients
 
     @property
     def data(self) -> str:
@@ -166,11 +180,19 @@ class Record:
         return Graph(self.folder, [client.id for client in self.clients], digests)
 
     def weights(self, round: int = -1) -> Tensor:
-        """The mixing matrix W (M, M) at the end of a round; a client that never mixed has its row of the identity."""
+        """The mixing matrix W (M, M) at the end of a round; a client that never mixed has its row of the identity.
+
+        So has a client that the run does not have, because it is a part.
+        """
         matrix = torch.eye(self.recipe.clients, dtype=torch.float64)
         if self.rounds:
             fill(matrix, self.graph.rows(range(len(self.rounds))[round]))
         return matrix
+
+    def among(self, round: int = -1) -> Tensor:
+        """The rows and columns of W that belong to clients of the run (k, k): all of W, unless it is a part."""
+        matrix, held = self.weights(round), torch.tensor(self.held)
+        return matrix if self.whole else matrix[held][:, held]
 
     def graphs(self) -> Iterator[tuple[Round, Tensor]]:
         """Every round with W (M, M) at its end; the matrix is one object, changed in place."""
@@ -193,6 +215,23 @@ def combined(digests: Mapping[int, str]) -> str:
     return digest("".join(f"{client}:{data}\n" for client, data in sorted(digests.items())).encode())
 
 
+def part_of(folder: Path, recipe: Recipe, cards: Sequence[ClientCard]) -> str:
+    """Says that a run is a part of a network; empty if it has all clients."""
+    if len(cards) == recipe.clients:
+        return ""
+    who = share_of_network([card.id for card in cards], recipe.clients)
+    return f"run {str(folder)!r} is a part of a network: it has {who}"
+
+
+def share_of_network(held: Sequence[int], clients: int) -> str:
+    """Which clients of a network a part holds: client 3 of 4; clients 0, 1 and 3 of 4."""
+    names = [str(client) for client in held[:6]]
+    if len(held) > len(names):
+        names.append(f"{len(held) - len(names)} more")
+    first, last = ", ".join(names[:-1]), names[-1]
+    return f"clients {first} and {last} of {clients}" if first else f"client {last} of {clients}"
+
+
 # The recipe and the clients
 
 
@@ -210,7 +249,7 @@ def load_recipe(folder: Path) -> Recipe:
     """The recipe of a run, which may have been edited since. It imports nothing that only the folder names."""
     if not (folder / RECIPE).is_file():
         raise MaplError(f"{str(folder)!r} is not the folder of a run: it has no {RECIPE}")
-    check_entries(folder, (RECIPE, CLIENTS, HISTORY, TIMES, PROFILE, ROWS, INDEX), ("checkpoints",))
+    check_entries(folder, (RECIPE, CLIENTS, HISTORY, TIMES, PROFILE, JOINED, ROWS, INDEX), ("checkpoints",))
     return validated(read(folder / RECIPE), str(folder / RECIPE))
 
 
@@ -279,11 +318,14 @@ def intact_times(lines: Sequence[bytes], history: History) -> tuple[dict[int, by
 
 
 def _round_of(line: bytes) -> int:
+    """The round of a line of times.jsonl; -1 if the line has anything but numbers."""
     try:
-        round = json.loads(line)["round"]
+        values = json.loads(line)
+        round = values["round"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return -1
-    return round if type(round) is int else -1
+    numbers = all(type(value) in (int, float) for key, value in values.items() if key != "chain")
+    return round if type(round) is int and numbers and "seconds" in values else -1
 
 
 # A whole folder
@@ -308,6 +350,7 @@ def load(folder: str | Path) -> Record:
         raise MaplError(
             f"{str(folder / RECIPE)!r} was edited after the run wrote it; mapl resume takes over what may change"
         )
+    _check_clients(folder, recipe, cards, history)
     intact, damaged = intact_times(times, history)
     _check_end(folder, history, intact, saved, graphs)
     rounds = [entry.round for entry in history.entries]
@@ -331,6 +374,24 @@ def _check_header(folder: Path, history: History, recipe: Recipe, clients: bytes
             f"{str(folder / CLIENTS)!r} was changed, or is from another run, according to line 1 of {HISTORY}; "
             "mapl resume can write it again"
         )
+
+
+def _check_clients(folder: Path, recipe: Recipe, cards: Sequence[ClientCard], history: History) -> None:
+    """The clients are some of the network's, and every line of the history has one value for each of them."""
+    held = [-1, *(card.id for card in cards), recipe.clients]
+    if not cards or not all(one < other for one, other in pairwise(held)):
+        raise MaplError(
+            f"{str(folder / CLIENTS)!r} does not list clients of this run: they should be some of 0 to "
+            f"{recipe.clients - 1}, in order"
+        )
+    for number, line in enumerate((entry.round for entry in history.entries), 1):
+        lists = [*line.losses.values(), line.accuracy, line.all_images, *(line.ways or {}).values(), line.released]
+        lengths = {len(values) for values in lists if values is not None}
+        if lengths - {len(cards)}:
+            raise MaplError(
+                f"{str(folder / HISTORY)!r}, line {number}, has {max(lengths - {len(cards)})} values for "
+                f"{len(cards)} clients"
+            )
 
 
 def check_recipe(folder: Path, header: Header, recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""The run: a recipe, a loop over rounds, and the files it writes."""
+"""The run: a recipe, a loop over rounds, and the files it writes; for a whole network, or for a part of one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from mapl.clock import Clock
@@ -22,6 +23,7 @@ from mapl.runs.graph import INDEX, ROWS, GraphWriter
 from mapl.runs.history import (
     CLIENTS,
     HISTORY,
+    JOINED,
     PROFILE,
     RECIPE,
     TIMES,
@@ -30,6 +32,7 @@ from mapl.runs.history import (
     clients_file,
     load,
     load_recipe,
+    part_of,
     read_cards,
     times_line,
     write_recipe,
@@ -74,11 +77,38 @@ def run(
     recipe = given_in_python(recipe, data, backbones)
     with keeping_data():
         folder = Path(folder or Path("runs") / default_name(recipe, data))
-        _check_place(folder, recipe, data, overwrite)
+        _check_place(folder, recipe, lambda: all_digests(recipe, data), overwrite)
         part = build_part(recipe, data, backbones)
     if recipe.clients == 1 and recipe.network.topology.name != "none" and not part.method.silent:
         warnings.warn("there is one client and nobody to write to: it trains alone, without letters", stacklevel=2)
-    with _writing(folder):
+    return _begin(part, folder, _Loop(observers, stop, clock))
+
+
+def run_part(
+    part: Part,
+    folder: str | Path,
+    *,
+    observers: Sequence[Observer] = (),
+    stop: Callable[[], bool] = lambda: False,
+    overwrite: bool = False,
+    durable: bool = False,
+) -> Record:
+    """Carry out a part of a network from its first round and return its record.
+
+    The folder is that of a run with the clients that the part holds; `mapl.runs.join` makes one run of those of all
+    parts. `durable`: a round's checkpoint is on disk before the round is reported, so with `checkpoint.every = 1`
+    nothing of a round happens before the state after the last one is saved. A process that is killed then plays at most
+    the round that it was in again.
+    """
+    folder = Path(folder)
+    _check_new(part)
+    _check_place(folder, part.recipe, lambda: part.data, overwrite)
+    return _begin(part, folder, _Loop(observers, stop, Clock(), durable))
+
+
+def _begin(part: Part, folder: Path, loop: _Loop) -> Record:
+    """Replace what is in the folder, and play all rounds."""
+    with _writing(folder, part):
         if folder.exists():
             with only_writer(folder):
                 shutil.rmtree(folder)
@@ -86,8 +116,8 @@ def run(
         write_aside(folder / CLIENTS, clients_file(cards(part)))
         # Last, because it makes the folder a run, which can be resumed from then on.
         write_recipe(folder, part.recipe)
-    with only_writer(folder), torch_threads(recipe.train.threads):
-        return _loop(part, folder, "", observers, stop, clock)
+    with only_writer(folder), torch_threads(part.recipe.train.threads):
+        return loop.play(part, folder, "")
 
 
 def resume(
@@ -112,17 +142,48 @@ def resume(
     with looking(trust):
         recipe = load_recipe(folder)
         if rounds is not None:
-            if rounds < recipe.rounds:
-                raise MaplError(f"rounds: got {rounds}, but {str(folder)!r} is a run of {recipe.rounds}; give more")
+            _check_length(folder, recipe, rounds)
             recipe = recipe.model_copy(update={"rounds": rounds})
         with only_writer(folder):
             history = intact_history(folder, recipe, warn)  # first: a damaged recipe could ask for a million clients
+            _check_whole(folder, recipe)
             part = build_part(recipe, data, backbones)
-            with _writing(folder):
-                restore_newest(folder, part, history, warn)
-                last = cut_to(folder, part, history, warn)
-            with torch_threads(recipe.train.threads):
-                return _loop(part, folder, last, observers, stop, clock)
+            return _go_on(part, folder, history, warn, _Loop(observers, stop, clock))
+
+
+def resume_part(
+    part: Part,
+    folder: str | Path,
+    *,
+    observers: Sequence[Observer] = (),
+    stop: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] = lambda message: None,
+    durable: bool = False,
+) -> Record:
+    """Resume what `run_part` began in a folder, from its newest whole checkpoint, to the last round of the recipe.
+
+    The part is built anew, with the same recipe, clients and data; `mapl.runs.history.load_recipe` reads the recipe of
+    a folder. The recipe may have more rounds than before. The folder is checked and repaired as `resume` does it.
+    """
+    folder = Path(folder)
+    _check_new(part)
+    existing = load_recipe(folder)
+    if existing.fingerprint() != part.recipe.fingerprint():
+        raise MaplError(f"{str(folder)!r} is a run of another recipe ({_difference(existing, part.recipe)})")
+    _check_length(folder, existing, part.recipe.rounds)
+    with only_writer(folder):
+        history = intact_history(folder, part.recipe, warn)
+        _check_not_joined(folder)
+        return _go_on(part, folder, history, warn, _Loop(observers, stop, Clock(), durable))
+
+
+def _go_on(part: Part, folder: Path, history: chain.History, warn: Callable[[str], None], loop: _Loop) -> Record:
+    """Restore the newest whole checkpoint, cut the other files to its round, and play the rounds that are left."""
+    with _writing(folder, part):
+        restore_newest(folder, part, history, warn)
+        last = cut_to(folder, part, history, warn)
+    with torch_threads(part.recipe.train.threads):
+        return loop.play(part, folder, last)
 
 
 def restored_part(
@@ -130,6 +191,7 @@ def restored_part(
 ) -> Part | None:
     """A run at its newest whole checkpoint, to look at its models; None if there is no checkpoint.
 
+    The folder of a part has the models of its own clients. Those of the others are not built.
     If its recipe names code from outside the package, `trust` must say that this code may run.
     """
     with looking(trust):
@@ -142,63 +204,101 @@ def restored_part(
         # On the CPU: looking at models needs no engine that is ready to train.
         recipe = record.recipe
         evaluate = recipe.evaluate.model_copy(update={"all_images": False})
-        part = build_part(recipe.model_copy(update={"engine": EngineSettings(device="cpu"), "evaluate": evaluate}))
+        recipe = recipe.model_copy(update={"engine": EngineSettings(device="cpu"), "evaluate": evaluate})
+        part = build_part(recipe, holds=record.held)
         check_same_data(record.folder, record.clients, part)
         restore(part, saved)
         return part
 
 
-def _loop(
-    part: Part, folder: Path, last_hash: str, observers: Sequence[Observer], stop: Callable[[], bool], clock: Clock
-) -> Record:
-    """Play the rounds that are left. `last_hash` is that of the history's last line; empty if there is none."""
-    recipe, first = part.recipe, part.round
-    header = chain.Header.of(recipe.fingerprint(), clients_file(cards(part)))
-    history = chain.Writer(folder / HISTORY, header, last_hash)
-    graph_writer = GraphWriter(folder, [client.id for client in part.clients])
-    graph_writer.cut(first)
-    part.engine.warm_up(part.clients)
-    writer = checkpoint.Writer(folder, recipe.checkpoint.keep, [folder / name for name in (HISTORY, ROWS, INDEX)])
-    with clock.running(part.engine.device), lasting(), writer as checkpoints:
-        for t in range(first, recipe.rounds):
-            if budget_is_spent(part):
-                break
-            line, seconds = play_round(part, t, clock)
-            last = t + 1 == recipe.rounds or budget_is_spent(part)
-            stopping = not last and stop()
-            with _writing(folder):
-                history.append(line, graph_writer.append(graph(part)))
-                if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
-                    with clock.part("checkpoint"):
-                        checkpoints.save(t + 1, bound(saved_state(part), history.before))
-                        if last or stopping:
-                            checkpoints.wait()
-                chain.append(folder / TIMES, times_line(t, seconds, history.before))
-            for observe in observers:
-                observe(recipe, line, seconds)
-            if stopping:
-                break
-    if clock.profiling and part.round > first:
-        with _writing(folder):
-            write_aside(folder / PROFILE, json.dumps(clock.profile(part.round - first), indent=1).encode())
-    return load(folder)
+@dataclass(frozen=True)
+class _Loop:
+    """The loop over rounds, and what happens in it besides the rounds."""
+
+    observers: Sequence[Observer]
+    stop: Callable[[], bool]
+    clock: Clock
+    durable: bool = False
+    """Whether a round is over only when its checkpoint is on disk."""
+
+    def play(self, part: Part, folder: Path, last_hash: str) -> Record:
+        """Play the rounds that are left. `last_hash` is that of the history's last line; empty if there is none."""
+        recipe, first, clock = part.recipe, part.round, self.clock
+        header = chain.Header.of(recipe.fingerprint(), clients_file(cards(part)))
+        history = chain.Writer(folder / HISTORY, header, last_hash)
+        graph_writer = GraphWriter(folder, [client.id for client in part.clients])
+        graph_writer.cut(first)
+        part.engine.warm_up(part.clients)
+        writer = checkpoint.Writer(folder, recipe.checkpoint.keep, [folder / name for name in (HISTORY, ROWS, INDEX)])
+        with clock.running(part.engine.device), lasting(), writer as checkpoints:
+            for t in range(first, recipe.rounds):
+                if budget_is_spent(part):
+                    break
+                line, seconds = play_round(part, t, clock)
+                last = t + 1 == recipe.rounds or budget_is_spent(part)
+                stopping = not last and self.stop()
+                with _writing(folder, part):
+                    history.append(line, graph_writer.append(graph(part)))
+                    if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
+                        with clock.part("checkpoint"):
+                            checkpoints.save(t + 1, bound(saved_state(part), history.before))
+                            if last or stopping or self.durable:
+                                checkpoints.wait()
+                    chain.append(folder / TIMES, times_line(t, seconds, history.before))
+                for observe in self.observers:
+                    observe(recipe, line, seconds)
+                if stopping:
+                    break
+        if clock.profiling and part.round > first:
+            with _writing(folder, part):
+                write_aside(folder / PROFILE, json.dumps(clock.profile(part.round - first), indent=1).encode())
+        return load(folder)
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(folder: Path, part: Part) -> Iterator[None]:
     """Turn an OSError, such as a full disk, into an error that says what to do next."""
     try:
         yield
     except OSError as error:
         resumable = (folder / RECIPE).is_file()
-        remedy = f"nothing before its last checkpoint is lost: make room, then mapl resume {folder}"
+        again = f"mapl resume {folder}" if part.whole else "resume this part"
+        remedy = f"nothing before its last checkpoint is lost: make room, then {again}"
         raise MaplError(
             f"run {str(folder)!r} could not be written ({error}); {remedy if resumable else 'choose another folder'}"
         ) from error
 
 
-def _check_place(folder: Path, recipe: Recipe, data: Data | None, overwrite: bool) -> None:
-    """Overwrite nothing but another run, and only if asked."""
+def _check_new(part: Part) -> None:
+    """Refuse a part that has played: what it has learned is not in the folder."""
+    if part.round:
+        raise MaplError(f"the part has played {part.round} rounds already: build it anew")
+
+
+def _check_length(folder: Path, existing: Recipe, rounds: int) -> None:
+    """A run may be made longer, not shorter."""
+    if rounds < existing.rounds:
+        raise MaplError(f"rounds: got {rounds}, but {str(folder)!r} is a run of {existing.rounds}; give more")
+
+
+def _check_whole(folder: Path, recipe: Recipe) -> None:
+    """Refuse what was not run in one process, and so cannot go on in one."""
+    _check_not_joined(folder)
+    try:
+        known, _ = read_cards(folder)
+    except MaplError:
+        return  # a damaged file is written again, or refused, once the data are known
+    if part := part_of(folder, recipe, known):
+        raise MaplError(f"{part}, and only the process that ran it has its transport: resume it there")
+
+
+def _check_not_joined(folder: Path) -> None:
+    if (folder / JOINED).exists():
+        raise MaplError(f"{str(folder)!r} was joined from parts: resume those, and join them again")
+
+
+def _check_place(folder: Path, recipe: Recipe, data: Callable[[], Mapping[int, str]], overwrite: bool) -> None:
+    """Overwrite nothing but another run, and only if asked. `data`: the digest of each client's data."""
     if folder.exists() and not folder.is_dir():
         raise MaplError(f"{str(folder)!r} is a file; choose another --name or --out")
     inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
@@ -211,12 +311,19 @@ def _check_place(folder: Path, recipe: Recipe, data: Data | None, overwrite: boo
         raise MaplError(f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another --name")
 
 
-def _another_run(folder: Path, recipe: Recipe, data: Data | None) -> str:
+def _another_run(folder: Path, recipe: Recipe, data: Callable[[], Mapping[int, str]]) -> str:
     """How the run of a folder differs from this one; empty if resuming that run carries out this recipe."""
     existing = load_recipe(folder)
     if existing.fingerprint() == recipe.fingerprint():
-        known, _ = read_cards(folder)
-        return "" if {card.id: card.data for card in known} == all_digests(recipe, data) else "is a run on other data"
+        known, given = {card.id: card.data for card in read_cards(folder)[0]}, data()
+        if known.keys() != given.keys():
+            return "is a run of other clients"
+        return "" if known == given else "is a run on other data"
+    return f"is a run of another recipe ({_difference(existing, recipe)})"
+
+
+def _difference(existing: Recipe, recipe: Recipe) -> str:
+    """The first settings in which two recipes differ."""
     old, new = (flat(either.model_dump(mode="json")) for either in (existing, recipe))
     keys = [key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "name"]
-    return f"is a run of another recipe (differs in {', '.join(sorted(keys)[:3])}{', …' if len(keys) > 3 else ''})"
+    return f"differs in {', '.join(sorted(keys)[:3])}{', …' if len(keys) > 3 else ''}"

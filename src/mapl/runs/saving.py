@@ -25,7 +25,7 @@ def bound(tensors: dict[str, Tensor], before: str) -> dict[str, Tensor]:
 
     Not that of the last: it changes if the run is made longer and its last round is no longer a tested one.
     """
-    return {**tensors, CHAIN: _bytes_tensor(before.encode())}
+    return {**tensors, CHAIN: bytes_tensor(before.encode())}
 
 
 def binding(saved: Checkpoint) -> str:
@@ -47,7 +47,7 @@ def saved_state(part: Part) -> dict[str, Tensor]:
         tensors |= {f"compress.{k}": v for k, v in part.compressor.state().items()}
     tensors["rounds"] = torch.tensor([part.round])
     tensors["ledger"] = torch.tensor([part.ledger.messages, part.ledger.bytes])
-    tensors["recipe"] = _bytes_tensor(part.recipe.fingerprint().encode())
+    tensors["recipe"] = bytes_tensor(part.recipe.fingerprint().encode())
     return tensors
 
 
@@ -81,7 +81,7 @@ def _restore_peers(clients: Sequence[Client], saved: Mapping[str, Tensor]) -> No
         client.peers = Peers(*column)
 
 
-def _bytes_tensor(data: bytes) -> Tensor:
+def bytes_tensor(data: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mapl.runs.history import RECIPE, Round, load
+from mapl.runs.history import CLIENTS, RECIPE, Round, load, read_cards
 
 
 def recorded(folder: Path, before: int) -> list[tuple[Round, dict[str, float]]]:
@@ -18,3 +18,8 @@ def recorded(folder: Path, before: int) -> list[tuple[Round, dict[str, float]]]:
     }
     # A crash between the two files leaves a round without its times.
     return [(line, times.get(line.round, {})) for line in record.rounds if line.round < before]
+
+
+def clients_of(folder: Path) -> list[int] | None:
+    """The numbers of the clients that a line has values for; None if `folder` is not that of a run: 0, 1, 2, …"""
+    return [card.id for card in read_cards(folder)[0]] if (folder / CLIENTS).is_file() else None

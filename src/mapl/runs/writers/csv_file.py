@@ -13,7 +13,7 @@ from mapl.errors import MaplError
 from mapl.recipe import Recipe
 from mapl.runs.files import write_aside
 from mapl.runs.history import Round
-from mapl.runs.writers._recorded import recorded
+from mapl.runs.writers._recorded import clients_of, recorded
 
 __all__ = ["CsvFile"]
 
@@ -33,6 +33,7 @@ class CsvFile:
         self._rounds = _Table(self.folder / "rounds.csv")
         self._clients = _Table(self.folder / "clients.csv")
         self._next: int | None = None
+        self._held: list[int] | None = None
 
     def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
         try:
@@ -40,7 +41,7 @@ class CsvFile:
             if line.round != self._next:
                 self._take_up(line.round)
             self._rounds.append([_round_row(line, seconds)])
-            self._clients.append(_client_rows(line))
+            self._clients.append(_client_rows(line, self._held))
         except OSError as error:
             raise MaplError(f"the tables in {str(self.folder)!r} could not be written ({error})") from error
         self._next = line.round + 1
@@ -52,9 +53,10 @@ class CsvFile:
         was first used. In a folder without a history, the whole rows of the tables are kept.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._held = clients_of(self.folder)
         if past := recorded(self.folder, start):
             self._rounds.replace([_round_row(line, seconds) for line, seconds in past])
-            self._clients.replace([row for line, _ in past for row in _client_rows(line)])
+            self._clients.replace([row for line, _ in past for row in _client_rows(line, self._held)])
         else:
             for table in (self._rounds, self._clients):
                 table.replace(table.before(start))
@@ -75,9 +77,10 @@ def _round_row(line: Round, seconds: dict[str, float]) -> Row:
     }
 
 
-def _client_rows(line: Round) -> list[Row]:
+def _client_rows(line: Round, held: Sequence[int] | None) -> list[Row]:
     rows: list[Row] = [
-        {"round": line.round, "client": client, "accuracy": value} for client, value in enumerate(line.accuracy or ())
+        {"round": line.round, "client": place if held is None else held[place], "accuracy": value}
+        for place, value in enumerate(line.accuracy or ())
     ]
     for row, value in zip(rows, line.all_images or (), strict=False):
         row["all_images"] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 from mapl.errors import MaplError
 from mapl.recipe import Recipe
 from mapl.runs.history import Round
-from mapl.runs.writers._recorded import recorded
+from mapl.runs.writers._recorded import clients_of, recorded
 
 __all__ = ["TensorBoard"]
 
@@ -35,6 +36,7 @@ class TensorBoard:
             ) from error
         self._events: Any = None
         self._next: int | None = None
+        self._held: list[int] | None = None
 
     def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
         try:
@@ -55,23 +57,25 @@ class TensorBoard:
             self._events.close()
         new = not any(self.folder.glob("events.*"))
         past = recorded(self.run, start) if new else []
+        self._held = clients_of(self.run)
         self._events = self._library.SummaryWriter(str(self.folder), purge_step=0 if new else start)
         for line, seconds in past:
             self._write(line, seconds)
 
     def _write(self, line: Round, seconds: dict[str, float]) -> None:
-        for tag, value in scalars(line, seconds).items():
+        for tag, value in scalars(line, seconds, self._held).items():
             self._events.add_scalar(tag, value, line.round)
 
 
-def scalars(line: Round, seconds: dict[str, float]) -> dict[str, float]:
-    """A round as named numbers."""
+def scalars(line: Round, seconds: dict[str, float], held: Sequence[int] | None = None) -> dict[str, float]:
+    """A round as named numbers. `held`: the numbers of the clients, if they are not 0, 1, 2, …"""
     named = {f"loss/{term}": fmean(values) for term, values in line.losses.items()}
     named |= {"network/messages": line.messages, "network/bytes": line.bytes}
     named |= {f"time/{part}": value for part, value in seconds.items()}
     if line.accuracy:
         named["accuracy/mean"] = fmean(line.accuracy)
-        named |= {f"accuracy/client_{client}": value for client, value in enumerate(line.accuracy)}
+        clients = range(len(line.accuracy)) if held is None else held
+        named |= {f"accuracy/client_{client}": value for client, value in zip(clients, line.accuracy, strict=True)}
     if line.all_images:
         named["accuracy/all_images"] = fmean(line.all_images)
     named |= {f"accuracy/{way}": fmean(accuracy) for way, accuracy in (line.ways or {}).items()}
