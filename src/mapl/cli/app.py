@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from mapl.cli import data, demo, export, look, runs
+from mapl.cli import data, demo, export, join, look, runs
 from mapl.errors import MaplError
 from mapl.paper import commands as paper
 from mapl.terminal import messages
@@ -65,6 +65,7 @@ app.command("resume", rich_help_panel=TRAIN)(runs.resume_command)
 app.command("reproduce", rich_help_panel=TRAIN)(paper.reproduce_command)
 app.command("compare", rich_help_panel=LOOK)(look.compare_command)
 app.command("report", rich_help_panel=LOOK)(look.report_command)
+app.command("join", rich_help_panel=LOOK)(join.join_command)
 app.command("export", rich_help_panel=LOOK)(export.export_command)
 app.command("list", rich_help_panel=SETTINGS)(look.list_command)
 app.command("show", rich_help_panel=SETTINGS)(look.show_command)
