@@ -77,6 +77,8 @@ class Arm:
     seconds: float
     is_control: bool
     is_ceiling: bool
+    is_part: bool = False
+    """Whether its runs are parts of a network."""
     pairs: int = 0
     """Over how many pairs of runs the gain is: seeds that its control has as well, tested in the same round."""
     differs: dict[str, Any] = field(default_factory=dict)
@@ -223,6 +225,7 @@ def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Re
         seconds=fmean(r.seconds for r in runs),
         is_control=is_control(runs[0].recipe),
         is_ceiling=is_ceiling(runs[0].recipe),
+        is_part=not runs[0].whole,
         pairs=len(gains),
         differs=differs,
     )

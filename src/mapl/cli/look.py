@@ -83,6 +83,8 @@ def gain_text(arm: Arm) -> str:
     """The collaboration gain in words."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
+    if arm.is_part:
+        return "part"
     if arm.is_ceiling:
         return "ceiling"
     return "control" if arm.is_control else "no control"

@@ -22,6 +22,8 @@ AGAIN = (
     "mean equal images and labels."
 )
 
+OF_A_PART = "The recipe of a part is that of its whole network."
+
 
 def write_report(
     records: Sequence[Record],
@@ -115,3 +117,5 @@ def _clients(page: Document, lines: Sequence[Line]) -> None:
     if len(first.clients) > tables.MOST_CLIENTS:
         page.add(Paragraph(f"The first {tables.MOST_CLIENTS} of {len(first.clients):,} clients."))
     page.add(Heading("The runs"), tables.runs_table(lines), Paragraph(AGAIN))
+    if not all(run.whole for line in lines for run in line.runs):
+        page.add(Paragraph(OF_A_PART))

@@ -70,6 +70,8 @@ def gain_cell(arm: Arm) -> str:
     """The collaboration gain, or why there is none."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
+    if arm.is_part:
+        return f"{DASH} (is a part)"
     if arm.is_ceiling:
         return f"{DASH} (is a ceiling)"
     return f"{DASH} (is a control)" if arm.is_control else f"{DASH} (no control given)"

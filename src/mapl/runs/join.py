@@ -1,0 +1,298 @@
+"""Joining parts: the folders of the processes of one network become the folder of one run.
+
+Every process records its own clients (`mapl.runs.run.run_part`). Together that is what one process with all clients
+would have recorded. If all letters arrived, history, W, clients and recipe have the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mapl.errors import MaplError
+from mapl.network.refused import Counts, added
+from mapl.plugins import looking
+from mapl.runs import chain, checkpoint
+from mapl.runs.checkpoint import Checkpoint
+from mapl.runs.files import write_aside
+from mapl.runs.graph import GraphWriter, Row
+from mapl.runs.history import (
+    CLIENTS,
+    HISTORY,
+    JOINED,
+    TIMES,
+    Record,
+    Round,
+    clients_file,
+    load,
+    share_of_network,
+    times_line,
+    write_recipe,
+)
+from mapl.runs.mend import unfit
+from mapl.runs.saving import bound, bytes_tensor
+
+Warn = Callable[[str], None]
+T = TypeVar("T")
+
+
+@looking()
+def join(folders: Sequence[str | Path], out: str | Path, warn: Warn = lambda message: None) -> Record:
+    """Join the parts of one network in `folders` into one run in the new folder `out`, and return its record.
+
+    The parts may have played different numbers of rounds: the run has those that all have played. Clients that no part
+    holds are missing from it. `warn` is told of both.
+
+    The recipe is that of the part with the lowest client. A test counts if every part tested in that round. The seconds
+    of a round are those of its slowest part. The newest checkpoint that all parts have is joined too, so that the
+    models can be looked at and exported, but a joined run cannot be resumed. Nothing is written if a part is refused.
+    """
+    out = Path(out)
+    if out.exists():
+        raise MaplError(f"{str(out)!r} exists already: remove it, or choose another folder")
+    parts = _checked([load(folder) for folder in folders])
+    _say_what_is_missing(parts, warn)
+    with _whole_or_not_at_all(out) as aside:
+        _write(parts, aside, warn)
+        load(aside)
+    return load(out)
+
+
+@contextmanager
+def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that gets its name at the end. After an error there is neither."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        aside.mkdir(parents=True)
+        try:
+            yield aside
+            aside.rename(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise MaplError(f"{str(folder)!r} could not be written ({error}); choose another folder") from error
+
+
+def _checked(records: Sequence[Record]) -> list[Record]:
+    """The parts by their lowest client, if they are parts of one network."""
+    if not records:
+        raise MaplError("there is nothing to join: give the folders of the parts")
+    parts = sorted(records, key=lambda part: part.held[0])
+    owner: dict[int, Record] = {}
+    for part in parts:
+        _check_fits(parts[0], part)
+        for client in part.held:
+            if client in owner:
+                raise MaplError(f"client {client} is in two parts: {_names(owner[client], part)}")
+            owner[client] = part
+    return parts
+
+
+def _check_fits(first: Record, part: Record) -> None:
+    if not part.rounds:
+        raise MaplError(f"{str(part.folder)!r} has not finished a round yet, so there is nothing to join")
+    if part.recipe.fingerprint() != first.recipe.fingerprint():
+        raise MaplError(f"{_names(first, part)} are not parts of one network: their recipes differ")
+    if part.recipe.evaluate.all_images != first.recipe.evaluate.all_images:
+        raise MaplError(f"{_names(first, part)} differ in evaluate.all_images, so their tests do not belong together")
+
+
+def _names(*parts: Record) -> str:
+    return " and ".join(repr(str(part.folder)) for part in parts)
+
+
+def _say_what_is_missing(parts: Sequence[Record], warn: Warn) -> None:
+    for remark in (remark for part in parts for remark in part.remarks):
+        warn(remark)
+    rounds = [len(part.rounds) for part in parts]
+    if _length(parts) < max(rounds):
+        shortest = parts[rounds.index(min(rounds))].folder
+        warn(f"the run has {min(rounds)} of up to {max(rounds)} rounds: {str(shortest)!r} has not played more")
+    clients = parts[0].recipe.clients
+    missing = sorted(set(range(clients)) - set(_held(parts)))
+    if missing:
+        warn(f"no part holds {share_of_network(missing, clients)}: the run has only the others")
+
+
+def _length(parts: Sequence[Record]) -> int:
+    """The rounds that all parts have played."""
+    return min(len(part.rounds) for part in parts)
+
+
+def _held(parts: Sequence[Record]) -> list[int]:
+    """The clients of all parts, by number."""
+    return sorted(client for part in parts for client in part.held)
+
+
+def _write(parts: Sequence[Record], folder: Path, warn: Warn) -> None:
+    """Write the files of the joined run."""
+    recipe = parts[0].recipe
+    clients = clients_file(sorted((card for part in parts for card in part.clients), key=lambda card: card.id))
+    write_aside(folder / CLIENTS, clients)
+    origin = [{"folder": p.folder.name, "clients": p.held, "rounds": len(p.rounds)} for p in parts]
+    write_aside(folder / JOINED, json.dumps(origin, indent=1).encode())
+    write_recipe(folder, recipe)
+    history = chain.Writer(folder / HISTORY, chain.Header.of(recipe.fingerprint(), clients))
+    graph = GraphWriter(folder, _held(parts))
+    slowest, before = _slowest(parts), []
+    for line, rows in zip(_lines(parts), _rows(parts), strict=True):
+        history.append(line, graph.append(rows))
+        before.append(history.before)
+        if line.round in slowest:
+            chain.append(folder / TIMES, times_line(line.round, slowest[line.round], history.before))
+    _write_checkpoint(parts, folder, before, warn)
+
+
+# What happened in each round
+
+
+def _lines(parts: Sequence[Record]) -> Iterator[Round]:
+    """The lines of the history: lists in the order of the clients, and sums of what was counted."""
+    held = [client for part in parts for client in part.held]
+    order = sorted(range(len(held)), key=held.__getitem__)
+    for lines in zip(*(part.rounds[: _length(parts)] for part in parts), strict=True):
+        _check_alike(parts, lines)
+        ways = [line.ways for line in lines if line.ways is not None]
+        refused: Counts = functools.reduce(added, (line.refused for line in lines), {})
+        yield Round(
+            round=lines[0].round,
+            losses=_by_name(order, [line.losses for line in lines]),
+            accuracy=_if_all(order, [line.accuracy for line in lines]),
+            messages=sum(line.messages for line in lines),
+            bytes=sum(line.bytes for line in lines),
+            all_images=_if_all(order, [line.all_images for line in lines]),
+            ways=_by_name(order, ways) if len(ways) == len(lines) else None,
+            released=_if_all(order, [line.released for line in lines]),
+            refused=refused or None,
+        )
+
+
+def _check_alike(parts: Sequence[Record], lines: Sequence[Round]) -> None:
+    """One recipe has one method and one kind of noise, so all lines of a round have the same entries."""
+    for part, line in zip(parts, lines, strict=True):
+        ways = {frozenset(one.ways) for one in (line, lines[0]) if one.ways is not None}
+        terms = line.losses.keys() == lines[0].losses.keys()
+        if not terms or len(ways) > 1 or (line.released is None) != (lines[0].released is None):
+            raise MaplError(f"{_names(parts[0], part)} do not record the same things in round {line.round + 1}")
+
+
+def _merged(order: Sequence[int], lists: Sequence[Sequence[T]]) -> list[T]:
+    values = [value for one in lists for value in one]
+    return [values[place] for place in order]
+
+
+def _if_all(order: Sequence[int], lists: Sequence[Sequence[T] | None]) -> list[T] | None:
+    """The values of all clients; None if a part has none."""
+    given = [one for one in lists if one is not None]
+    return _merged(order, given) if len(given) == len(lists) else None
+
+
+def _by_name(order: Sequence[int], lists: Sequence[Mapping[str, Sequence[T]]]) -> dict[str, list[T]]:
+    return {name: _merged(order, [one[name] for one in lists]) for name in lists[0]}
+
+
+def _rows(parts: Sequence[Record]) -> Iterator[dict[int, Row]]:
+    """Round by round, the rows of W that changed."""
+    clients, length = parts[0].recipe.clients, _length(parts)
+    for changes in zip(*(part.graph.changes(length) for part in parts), strict=True):
+        rows: dict[int, Row] = {}
+        for part, changed in zip(parts, changes, strict=True):
+            for client, (ids, weights) in changed.items():
+                inside = not len(ids) or 0 <= ids.min() <= ids.max() < clients
+                if not (inside and np.isfinite(weights).all()):
+                    raise MaplError(f"{str(part.folder)!r} has a row of W that no run writes: that of client {client}")
+            rows |= changed
+        yield rows
+
+
+def _slowest(parts: Sequence[Record]) -> dict[int, dict[str, float]]:
+    """By round, the seconds of the part that took longest, as far as they are known."""
+    slowest: dict[int, dict[str, float]] = {}
+    for seconds in (seconds for part in parts for seconds in part.times):
+        round = int(seconds["round"])
+        if round not in slowest or seconds["seconds"] > slowest[round]["seconds"]:
+            slowest[round] = seconds
+    return {t: {k: v for k, v in all_.items() if k not in ("round", "seconds")} for t, all_ in slowest.items()}
+
+
+# The models
+
+
+def _write_checkpoint(parts: Sequence[Record], folder: Path, before: Sequence[str], warn: Warn) -> None:
+    """Join the newest checkpoint that all parts have. `before`: by round, the hash of the history before its line."""
+    kept = [checkpoint.kept(part.folder) for part in parts]
+    common = set.intersection(*(set(paths) for paths in kept)) & set(range(1, len(before) + 1))
+    for rounds in sorted(common, reverse=True):
+        try:
+            saved = [_fitting(part, paths[rounds]) for part, paths in zip(parts, kept, strict=True)]
+            tensors = _joined_state(parts, saved)
+        except MaplError as error:
+            warn(f"the models after round {rounds} are left out: {error}")
+            continue
+        checkpoint.save(folder, rounds, bound(tensors, before[rounds - 1]), keep=1)
+        return
+    warn("the run has no models: there is no round after which all parts have a checkpoint that can be joined")
+
+
+def _fitting(part: Record, path: Path) -> Checkpoint:
+    """A checkpoint, if it is one of the part's own."""
+    saved, history = checkpoint.load(path), part.history
+    assert history is not None  # it was read from a folder
+    if why := unfit(saved, history, len(part.rounds), ""):
+        raise MaplError(f"checkpoint {str(path)!r} cannot be used: {why}")
+    return saved
+
+
+def _joined_state(parts: Sequence[Record], saved: Sequence[Checkpoint]) -> dict[str, Tensor]:
+    """What one process with all clients would have saved (`mapl.runs.saving`), but not what readers believe.
+
+    Every process keeps that of its own readers (`network.compress`), and there is no joint value.
+    """
+    tensors: dict[str, Tensor] = {}
+    peers: dict[int, list[Tensor]] = {}
+    for part, one in zip(parts, saved, strict=True):
+        peers |= _peers(part, one)
+        own = {str(client) for client in part.held}
+        for name, tensor in one.tensors.items():
+            section, _, rest = name.partition(".")
+            if section == "server" or (section in ("client", "optimizer") and rest.partition(".")[0] in own):
+                if name in tensors:
+                    raise MaplError(f"two parts have {name!r}")
+                tensors[name] = tensor
+    by_client = [peers[client] for client in sorted(peers)]
+    tensors["peers.counts"] = torch.tensor([len(columns[0]) for columns in by_client])
+    for place, name in enumerate(COLUMNS):
+        tensors[f"peers.{name}"] = torch.cat([columns[place] for columns in by_client])
+    rounds = saved[0].rounds
+    played = [line for part in parts for line in part.rounds[:rounds]]
+    tensors["rounds"] = torch.tensor([rounds])
+    tensors["ledger"] = torch.tensor([sum(line.messages for line in played), sum(line.bytes for line in played)])
+    tensors["recipe"] = bytes_tensor(parts[0].recipe.fingerprint().encode())
+    return tensors
+
+
+COLUMNS = {"ids": torch.int64, "weights": torch.float64, "samples": torch.int64}
+"""What is saved of every peer of every client."""
+
+
+def _peers(part: Record, saved: Checkpoint) -> dict[int, list[Tensor]]:
+    """By client: the ids, weights and samples of its peers."""
+    section = saved.section("peers")
+    counts = section.get("counts", torch.empty(0))
+    fits = counts.dtype == torch.int64 and counts.shape == (len(part.held),) and bool((counts >= 0).all())
+    for name, dtype in COLUMNS.items():
+        fits = fits and name in section and section[name].dtype == dtype and section[name].shape == (int(counts.sum()),)
+    if not fits:
+        raise MaplError(f"the checkpoint of {str(part.folder)!r} does not have the peers of its clients")
+    columns = [torch.split(section[name], counts.tolist()) for name in COLUMNS]
+    return {client: [column[place] for column in columns] for place, client in enumerate(part.held)}
