@@ -17,7 +17,7 @@ from mapl.methods._base import Centralised, Method
 from mapl.network import Compressor, Inbox, Ledger, Letter, Mail, Noise, Schema, Topology, Transport, inspect, nbytes
 from mapl.network.noise import FROM_CLIENTS
 from mapl.network.refused import Counts, added
-from mapl.network.transport import Leg
+from mapl.network.transport import LastRead, Leg
 
 NOTHING = Inbox.of([])
 LARGEST = 2**32
@@ -61,6 +61,8 @@ class Exchange:
     compressor: Compressor | None = None
     drawn_in: int = 0
     """Since which round the topology has been what it is in this one."""
+    read: dict[Leg, LastRead] = field(default_factory=dict)
+    """What was read in earlier rounds, and now in this one."""
     released: Counter[int] = field(default_factory=Counter)
     """How many noisy letters each client has passed to the transport, asked for or not."""
     refused: Counts = field(default_factory=dict)
@@ -141,7 +143,17 @@ class Exchange:
         def expects(reader: int) -> Schema:
             return self._schema(nodes[reader], leg)
 
-        mail = Mail(self.round, leg, _written(letters), requests, expects, _written(personal or {}), self._anew())
+        mail = Mail(
+            self.round,
+            leg,
+            _written(letters),
+            requests,
+            expects,
+            _written(personal or {}),
+            self._anew(),
+            rounds=getattr(self.transport, "rounds", Mail.rounds),
+            read=self.read.setdefault(leg, {}),
+        )
         if self.noise is not None:
             mail = self._noisy(self.noise, mail)
         self._own |= mail.letters  # with their noise: clipping changes norms
@@ -153,6 +165,7 @@ class Exchange:
         if self.compressor is not None:
             inboxes = self.compressor.incoming(carried, inspect(carried, inboxes, own=None))
         inboxes = inspect(mail, inboxes, self._own)
+        mail.note(inboxes)
         self.refused = added(self.refused, mail.refused.by_sender)
         return inboxes if self.noise is None else self.noise.incoming(inboxes)
 

@@ -41,6 +41,7 @@ from mapl.network import (
     float_names,
 )
 from mapl.network.noise import covered
+from mapl.network.transport import LastRead, Leg
 from mapl.plugins import find
 from mapl.recipe import GIVEN_IN_PYTHON, Recipe, UnreadSettings, validated
 from mapl.runs.exchange import check_size, look_around
@@ -71,6 +72,9 @@ class Part:
     ledger: Ledger = field(default_factory=Ledger)
     round: int = 0
     """How many rounds have been played."""
+    read: dict[Leg, LastRead] = field(default_factory=dict)
+    """What its nodes have read, if the transport carries letters of other rounds. It is in no checkpoint: after a
+    resume, only `Rounds.late` keeps out old letters that were read before."""
     suspicion: str = ""
     """What the last letters did to a client, if they may be why its next loss is not finite."""
 

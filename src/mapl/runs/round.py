@@ -62,6 +62,7 @@ def exchange(part: Part, t: int) -> Exchange:
         noise=part.noise,
         compressor=part.compressor,
         drawn_in=part.topology.drawn_in(t),
+        read=part.read,
     )
     pairs = letters.run()
     with watching_letters(part, pairs, t):
