@@ -44,6 +44,7 @@ from mapl.network.noise import covered
 from mapl.network.transport import LastRead, Leg
 from mapl.plugins import find
 from mapl.recipe import GIVEN_IN_PYTHON, Recipe, UnreadSettings, validated
+from mapl.runs.contract import checked_letter
 from mapl.runs.exchange import check_size, look_around
 from mapl.runs.history import ClientCard, combined
 
@@ -465,7 +466,8 @@ def _check_noise(part: Part, letter: Letter) -> None:
 
 def _last_letter(part: Part, client: Client) -> Letter | None:
     """A letter like the client's last one. Some methods' last letters are their largest. None if it never writes."""
-    letters = (part.method.letter(client, round) for round in reversed(range(part.recipe.rounds)))
+    made = (part.method.letter(client, round) for round in reversed(range(part.recipe.rounds)))
+    letters = (checked_letter(part.method, client, "letter", letter) for letter in made)
     return next((letter for letter in letters if letter is not None), None)
 
 
