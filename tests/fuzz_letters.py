@@ -126,7 +126,7 @@ ON_THE_WIRE: list[Callable[[random.Random, bytes], bytes]] = [flipped, cut, grow
 
 
 def changed_letter(draw: random.Random, letter: Letter) -> Letter:
-    """The letter with one or two things changed. Its sender, round and run are kept."""
+    """The letter with one or two things changed. Its sender and run are kept."""
     for _ in range(draw.randint(1, 2)):
         letter = draw.choice(IN_MEMORY if letter.tensors else [other_fields])(draw, letter)
     return letter
@@ -173,7 +173,9 @@ def other_structure(draw: random.Random, letter: Letter) -> Letter:
 
 def other_fields(draw: random.Random, letter: Letter) -> Letter:
     samples = draw.choice([0, 1, -1, 10**12, 10**30, letter.samples])
-    return replace(letter, samples=samples, architecture=draw.choice(["", "0" * 16, "CNN", letter.architecture]))
+    round = draw.choice([*[letter.round] * 4, letter.round + 1, max(0, letter.round - 1), -1, 10**12])
+    architecture = draw.choice(["", "0" * 16, "CNN", letter.architecture])
+    return replace(letter, samples=samples, round=round, architecture=architecture)
 
 
 IN_MEMORY: list[Callable[[random.Random, Letter], Letter]] = [with_value, scaled, other_structure, other_fields]
@@ -195,7 +197,8 @@ def verdict_of_bytes(data: bytes, schema: Schema) -> str:
 def verdict_of_post(post: MemoryPost | EncodedPost, letter: Letter, schema: Schema) -> str:
     """Why the letter does not reach its reader, "read" if it does."""
     requests = {READER: torch.tensor([letter.sender])}
-    mail = Mail(letter.round, "letters", {letter.sender: letter}, requests, lambda reader: schema)
+    assert schema.round is not None
+    mail = Mail(schema.round, "letters", {letter.sender: letter}, requests, lambda reader: schema, rounds=post.rounds)
     inbox = inspect(mail, post.exchange(mail), own=None)[READER]
     reasons = mail.refused.by_sender.get(letter.sender, {})
     assert len(inbox) + sum(reasons.values()) == 1

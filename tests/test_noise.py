@@ -22,6 +22,7 @@ from mapl import Letter, MaplError, Recipe
 from mapl.analysis.privacy import spent
 from mapl.cli.app import app
 from mapl.cli.runs import summary
+from mapl.errors import NotFinite
 from mapl.methods._mixing import flatten, load_flat
 from mapl.methods.mapl import Mapl
 from mapl.network import Mail, Noise, NoiseSettings, encode, epsilon, find_noise
@@ -109,9 +110,50 @@ def test_only_what_clients_write_gets_noise() -> None:
         assert (encode(noise.outgoing(mail).letters[0]) != encode(a_letter())) == changes
 
 
-def test_a_letter_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(MaplError, match="client 3 in round 5"):
-        Noise(1.0, 1.0, b"").noisy(a_letter(3, 5, b=torch.tensor([math.nan])), "letters")
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_letter_that_is_not_finite_shows_none_of_its_numbers(number: float) -> None:
+    letter = a_letter(b=torch.tensor([3.0, number]), count=torch.tensor([4]))
+    got = Noise(1.0, 1.0, b"").noisy(letter, "letters")
+    assert {name: tensor.shape for name, tensor in got.tensors.items()} == {
+        name: tensor.shape for name, tensor in letter.tensors.items()
+    }
+    assert got.tensors["a"].isnan().all()
+    assert got.tensors["b"].isnan().all()
+    assert got.tensors["count"].tolist() == [4]
+
+
+class Spoilt(Mapl):
+    """Client 1 writes a number that is not finite in round 1; its own parameters stay as they are."""
+
+    name = "spoilt"
+
+    def contents(self, client: mapl.Client, round: int) -> dict[str, torch.Tensor]:
+        tensors = super().contents(client, round)
+        if (client.id, round) == (1, 1):
+            tensors["prototypes"] = tensors["prototypes"].clone().fill_(math.inf)
+        return tensors
+
+
+@pytest.mark.filterwarnings("ignore:a letter is left out")
+@pytest.mark.parametrize("compress", ["none", "int8", "top-k"])
+@pytest.mark.parametrize("transport", ["memory", "bytes"])
+def test_a_letter_that_is_not_finite_is_left_out_and_stops_no_round(transport: str, compress: str) -> None:
+    network = {"noise": NOISY, "transport": transport, "compress": compress}
+    part = play(small("test_noise:Spoilt", network=network))
+    assert part.round == 3
+    refused = [line.refused for line in part.lines]
+    assert refused[0] is None
+    assert refused[1] == {1: {"finite": 3}}  # by each of its three readers
+    assert [line.released for line in part.lines] == [[1] * 4] * 3
+    for client in part.clients:
+        assert all(tensor.isfinite().all() for tensor in client.model.state_dict().values())
+
+
+@pytest.mark.filterwarnings("ignore:a letter is left out")
+def test_a_client_that_diverges_is_explained_with_noise_as_without() -> None:
+    made = small(rounds=8, train={"learning_rate": 1e30}, model={"backbones": ["mlp"]}, **noisy())
+    with pytest.raises(NotFinite, match="learning_rate"):
+        play(made)
 
 
 def test_by_default_the_secret_is_the_seed_and_a_process_can_give_another() -> None:

@@ -21,7 +21,7 @@ import mapl.methods
 from conftest import assert_same, parameters, play, row_of, skip_without_umap, small
 from fuzz_letters import changed_letter, fuzz
 from mapl import Inbox, Letter, Recipe
-from mapl.network import EncodedPost, Mail, MemoryPost, Schema, Spec, inspect
+from mapl.network import THIS_ROUND, EncodedPost, Mail, MemoryPost, Rounds, Schema, Spec, inspect
 from mapl.network.compressor import INT8, Rounded
 from mapl.network.inspection import FACTOR, too_large
 from mapl.network.topk import TopK
@@ -40,6 +40,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:a letter is left out")
 
 class Tampered:
     """A transport that changes the letters of one sender before they are carried. None loses them."""
+
+    rounds = THIS_ROUND
 
     def __init__(self, change: Change, over_bytes: bool, leg: str = "letters", sender: int = BAD) -> None:
         self.post = EncodedPost() if over_bytes else MemoryPost()
@@ -108,6 +110,7 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "complex": ("mapl", with_tensor("prototypes", lambda x: x.to(torch.complex64)), "dtype"),
     "another sender": ("mapl", lambda letter: replace(letter, sender=2), "sender"),
     "another run": ("mapl", lambda letter: replace(letter, run="0" * 16), "run"),
+    "a later round": ("mapl", lambda letter: replace(letter, round=letter.round + 1), "round"),
 }
 
 
@@ -210,6 +213,94 @@ def test_the_fuzzer_finds_nothing() -> None:
     outcomes = fuzz(1_500)
     assert sum(outcomes.values()) == 1_500
     assert {"read", "checksum", "format", "finite", "names", "shape", "dtype", "samples", "range"} <= outcomes.keys()
+
+
+# Rounds
+
+
+def read_by_20(mail: Mail, rounds: dict[int, int]) -> list[int]:
+    """Whose letters reader 20 reads, if sender i wrote in round rounds[i]."""
+    letters = {i: Letter("0" * 16, i, round, 1, "", {"x": torch.ones(4)}) for i, round in rounds.items()}
+    inbox = inspect(mail, {20: Inbox.of(list(letters.values()))}, own=None)[20]
+    mail.note({20: inbox})
+    return inbox.senders.tolist()
+
+
+def mail_of(round: int, **more: Any) -> Mail:
+    schema = Schema("0" * 16, 10**6, {"x": Spec((4,))}, round=round)
+    return Mail(round, "letters", {}, {20: torch.arange(8)}, lambda reader: schema, **more)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "read"),
+    [
+        (Rounds(), [0, 1, 2, 3, 4]),
+        (THIS_ROUND, [4]),
+        (Rounds(late=2), [2, 3, 4]),
+        (Rounds(late=9), [0, 1, 2, 3, 4]),
+        (Rounds(late=1, early=1), [3, 4, 5]),
+    ],
+)
+def test_a_letter_is_of_a_round_that_is_read(rounds: Rounds, read: list[int]) -> None:
+    mail = mail_of(4, rounds=rounds)
+    assert read_by_20(mail, {i: i for i in range(7)}) == read
+    assert mail.refused.by_sender == {i: {"round": 1} for i in range(7) if i not in read}
+
+
+def test_nobody_reads_a_letter_twice_or_an_older_one() -> None:
+    known: dict[int, dict[int, int]] = {}
+    assert read_by_20(mail_of(4, read=known), {0: 2, 1: 3, 2: 4}) == [0, 1, 2]
+    assert known == {20: {0: 2, 1: 3, 2: 4}}
+    mail = mail_of(5, read=known)
+    assert read_by_20(mail, {0: 2, 1: 2, 2: 5, 3: 0}) == [2, 3]
+    assert mail.refused.by_sender == {0: {"round": 1}, 1: {"round": 1}}
+    assert known == {20: {0: 2, 1: 3, 2: 5, 3: 0}}
+    assert read_by_20(mail_of(6, read=known), {0: 3, 1: 1}) == [0]
+
+
+def test_a_letter_that_is_refused_is_not_one_that_was_read() -> None:
+    known: dict[int, dict[int, int]] = {}
+    assert read_by_20(mail_of(4, read=known), {0: 5}) == []
+    assert read_by_20(mail_of(4, read=known), {0: 4}) == [0]
+
+
+def test_nothing_is_remembered_where_letters_are_of_the_round_alone() -> None:
+    part = play(recipe("mapl"))
+    assert not any(part.read["letters"].values())
+
+
+@pytest.mark.parametrize("name", ["mapl", "fedavg", "fedsim"])
+def test_a_letter_that_is_repeated_is_a_lost_letter_that_is_counted(name: str) -> None:
+    """From the second round on, the first letter of one client, or of the server, comes again and again."""
+    repeats = BAD if name == "mapl" else CLIENTS
+
+    class Repeating:
+        """It says nothing of rounds: any earlier one is welcome, once."""
+
+        def __init__(self, again: bool) -> None:
+            self.again, self.post = again, MemoryPost()
+            self.first: dict[tuple[str, int], Letter] = {}
+
+        def exchange(self, mail: Mail) -> dict[int, Inbox]:
+            inboxes = {}
+            for reader, inbox in self.post.exchange(mail).items():
+                letters = []
+                for letter in (inbox.pile.letters[position] for position in inbox.positions.tolist()):
+                    copy = replace(letter, tensors={n: t.clone() for n, t in letter.tensors.items()})
+                    first = self.first.setdefault((f"{reader} {mail.leg}", letter.sender), copy)
+                    if letter.sender != repeats or mail.round == 0:
+                        letters.append(letter)
+                    elif self.again:
+                        letters.append(first)
+                inboxes[reader] = Inbox.of(letters)
+            return inboxes
+
+    made = recipe(name, rounds=3)
+    again, lost = (play(made, part=build_part(made, transport=Repeating(again))) for again in (True, False))
+    assert_same(everything(again), everything(lost))
+    counts = [line.refused for line in again.lines]  # type: ignore[attr-defined]
+    assert counts == [None, *[{repeats: {"round": CLIENTS if repeats == CLIENTS else CLIENTS - 1}}] * 2]
+    assert [line.refused for line in lost.lines] == [None] * 3  # type: ignore[attr-defined]
 
 
 # What a norm is compared with

@@ -24,7 +24,7 @@ from mapl.losses import cross_entropy
 from mapl.methods._mixing import mixed, weighted_mean
 from mapl.methods.mapl import Mapl, MaplSettings
 from mapl.mixing import MixingSettings, robust_mean, total
-from mapl.network import Mail, MemoryPost
+from mapl.network import THIS_ROUND, Mail, MemoryPost
 from mapl.plugins import known
 from mapl.recipe import assignment, compose, to_toml
 from mapl.runs.part import build_part
@@ -259,6 +259,8 @@ def test_every_method_over_bytes_and_in_parts(name: str, kind: str) -> None:
 
 class Poisoned:
     """A transport on which the letters of some clients are scaled."""
+
+    rounds = THIS_ROUND
 
     def __init__(self, attackers: Sequence[int], factor: float) -> None:
         self.attackers, self.factor, self.post = attackers, factor, MemoryPost()

@@ -26,7 +26,7 @@ import mapl.runs.exchange
 from mapl import Letter, MaplError, Recipe
 from mapl.analysis.compare import Estimate
 from mapl.keys import generator
-from mapl.network import Inbox, Mail, MemoryPost, inspect
+from mapl.network import THIS_ROUND, Inbox, Mail, MemoryPost, inspect
 from mapl.recipe import Tree, merge
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
@@ -75,6 +75,8 @@ LIMIT = 0.02
 
 class Poisoned:
     """A transport on which the letters of some clients are changed, or lost."""
+
+    rounds = THIS_ROUND
 
     def __init__(self, attackers: Sequence[int], attack: str, seed: int):
         self.attackers, self.attack, self.seed = attackers, attack, seed

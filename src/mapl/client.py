@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mapl.data.dataset import Images
+from mapl.errors import MaplError
 from mapl.model import ClientModel, Shapes
 from mapl.network import Letter
 
@@ -75,6 +76,11 @@ class Node:
 
     def letter(self, round: int, tensors: Mapping[str, Tensor], architecture: str = "") -> Letter:
         """A letter from this node with these contents."""
+        if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise MaplError(
+                f"the letter of node {self.id} in round {round}: got {str(tensors)[:60]!r} as its contents; give its "
+                "tensors by name: {'name': tensor}"
+            )
         return Letter(
             run=self.run,
             sender=self.id,

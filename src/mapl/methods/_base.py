@@ -200,7 +200,7 @@ class Centralised(Method[S]):
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
         """The structure of the letters that this node reads: the server reads clients' letters, a client the reply."""
-        raise TypeError(f"{type(self).__name__} does not say what its letters look like: give it a schema() method")
+        raise MaplError(f"method {self.name!r} does not say what its letters look like; give it a schema()")
 
     @abstractmethod
     def aggregate(self, server: Server, round: int, inbox: Inbox) -> dict[str, Tensor]:
@@ -215,15 +215,15 @@ class Centralised(Method[S]):
 
     def opening(self, server: Server) -> Letter:
         """What the server writes to all clients once, if the method `opens`."""
-        raise TypeError(f"{type(self).__name__} opens but writes no letter: give it an opening() method")
+        raise MaplError(f"method {self.name!r} opens but writes no letter; give it an opening()")
 
     def answer(self, client: Client, inbox: Inbox) -> Letter:
         """What a client writes back to the server's opening letter."""
-        raise TypeError(f"{type(self).__name__} opens with a letter but answers none: give it an answer() method")
+        raise MaplError(f"method {self.name!r} opens with a letter but answers none; give it an answer()")
 
     def opening_schema(self, node: Client | Server) -> Mapping[str, Spec]:
         """`schema` of the opening: a client reads the server's opening letter, the server reads the answers."""
-        raise TypeError(f"{type(self).__name__} opens but does not say with what: give it an opening_schema() method")
+        raise MaplError(f"method {self.name!r} opens but does not say with what; give it an opening_schema()")
 
     def settle(self, server: Server, inbox: Inbox) -> None:
         """Process the answers on the server. Some may be missing."""

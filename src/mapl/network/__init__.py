@@ -25,10 +25,11 @@ from mapl.network.noise import Noise, NoiseSettings, find_noise
 from mapl.network.reading import decode
 from mapl.network.refused import Refused
 from mapl.network.topology import TOPOLOGIES, Topology, TopologySettings
-from mapl.network.transport import Mail, Transport
+from mapl.network.transport import THIS_ROUND, Mail, Rounds, Transport
 
 __all__ = [
     "MOST",
+    "THIS_ROUND",
     "TOPOLOGIES",
     "VERSION",
     "CompressSettings",
@@ -43,6 +44,7 @@ __all__ = [
     "Noise",
     "NoiseSettings",
     "Refused",
+    "Rounds",
     "Schema",
     "Spec",
     "Topology",

@@ -11,7 +11,7 @@ from mapl.network.inbox import Inbox
 from mapl.network.letter import Letter, LetterError, Schema, encode
 from mapl.network.memory import MemoryPost
 from mapl.network.reading import decode
-from mapl.network.transport import Mail
+from mapl.network.transport import THIS_ROUND, Mail
 
 
 class EncodedPost:
@@ -20,6 +20,8 @@ class EncodedPost:
     A letter that cannot be encoded, or does not fit its reader's schema, is left out, counted, and explained once in a
     warning. Writer and reader run the same method, so this usually means that its `letter` and `schema` disagree.
     """
+
+    rounds = THIS_ROUND
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")

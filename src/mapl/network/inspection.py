@@ -41,9 +41,10 @@ Fault = tuple[Reason, str]
 def inspect(mail: Mail, inboxes: Mapping[int, Inbox], own: Mapping[int, Letter] | None) -> dict[int, Inbox]:
     """The inboxes without letters that fail a check. Those are counted in `mail.refused`.
 
-    A letter has to fit its reader's schema: names, shapes, dtypes, the number of samples, finite values, ranges. If
-    `own` is given, the norms of its float tensors are compared, too. `own` has the letter that each reader itself wrote
-    this round, if it wrote one.
+    A letter has to be of a round that is read, and newer than what its reader has read of its sender. It has to fit its
+    reader's schema: names, shapes, dtypes, the number of samples, finite values, ranges. If `own` is given, the norms
+    of its float tensors are compared, too. `own` has the letter that each reader itself wrote this round, if it wrote
+    one.
     """
     result = dict(inboxes)
     deliveries: dict[int, list[int]] = {}
@@ -62,7 +63,7 @@ class _Inspector:
     def __init__(self, inboxes: Mapping[int, Inbox], mail: Mail) -> None:
         self.inboxes = dict(inboxes)
         self.pile = next(iter(inboxes.values())).pile
-        self.refused = mail.refused
+        self.mail = mail
         self.schemas: dict[tuple[object, ...], Schema] = {}
         self.schema_of: dict[int, tuple[object, ...]] = {}
         for reader in inboxes:
@@ -73,10 +74,10 @@ class _Inspector:
 
     def kept(self, own: Mapping[int, Letter] | None) -> dict[int, Inbox]:
         """The inboxes without letters that fail a check."""
-        faults = {key: faults_of(self.pile, schema, self.facts) for key, schema in self.schemas.items()}
+        rounds = self.mail.oldest, self.mail.newest
+        faults = {key: faults_of(self.pile, schema, self.facts, rounds) for key, schema in self.schemas.items()}
         for reader, key in self.schema_of.items():
-            if faults[key]:
-                self._leave_out(reader, faults[key])
+            self._leave_out(reader, faults[key] | self._read_before(reader))
         # All norms are judged before a letter is left out, so that the order of tensors does not matter.
         large: dict[int, dict[int, Fault]] = {}
         for stack, norms in self.facts.norms.items() if own is not None else ():
@@ -86,12 +87,26 @@ class _Inspector:
             self._leave_out(reader, found)
         return self.inboxes
 
+    def _read_before(self, reader: int) -> dict[int, Fault]:
+        """By position, letters that are no newer than what this reader has read of their senders."""
+        result: dict[int, Fault] = {}
+        if known := self.mail.read.get(reader):
+            pile = self.pile
+            for position in self.inboxes[reader].positions.tolist():
+                sender, round = int(pile.senders[position]), int(pile.rounds[position])
+                if round <= known.get(sender, -1):
+                    words = f"is of round {round}, but one of round {known[sender]} has been read"
+                    result[position] = "round", f"the letter of sender {sender} {words}"
+        return result
+
     def _leave_out(self, reader: int, faults: Mapping[int, Fault]) -> None:
         """Remove letters, given by their positions in the pile, from an inbox. They are counted."""
+        if not faults:
+            return
         inbox, positions = self.inboxes[reader], self.inboxes[reader].positions
         wrong = [position for position in positions.tolist() if position in faults]
         for position in wrong:
-            self.refused.add(int(self.pile.senders[position]), *faults[position])
+            self.mail.refused.add(int(self.pile.senders[position]), *faults[position])
         if wrong:
             self.inboxes[reader] = Inbox(inbox.pile, positions[~torch.isin(positions, torch.tensor(wrong))])
 
@@ -230,10 +245,11 @@ Note = Callable[[Letters, Reason, str], None]
 """Notes what is wrong with letters."""
 
 
-def faults_of(pile: Pile, schema: Schema, facts: Facts) -> dict[int, Fault]:
+def faults_of(pile: Pile, schema: Schema, facts: Facts, rounds: tuple[int, int]) -> dict[int, Fault]:
     """What is wrong with letters of a pile, by position; empty if all of them fit the schema.
 
-    Of several faults, the first counts, in the order in which `decode` looks for them.
+    `rounds`: the first and the last round of which letters are read. The schema's own round, which `decode` looks at,
+    is not used. Of several faults, the first counts, in the order in which `decode` looks for them.
     """
     faults: dict[int, Fault] = {}
 
@@ -242,6 +258,9 @@ def faults_of(pile: Pile, schema: Schema, facts: Facts) -> dict[int, Fault]:
             faults.setdefault(position, (reason, f"the letter of sender {int(pile.senders[position])} {words}"))
 
     note(_where(pile, lambda letter: letter.run != schema.run), "run", f"is not of run {schema.run!r}")
+    first, last = rounds
+    words = f"is not of round {first}" if first == last else f"is not of rounds {first} to {last}"
+    note((pile.rounds.numpy() < first) | (pile.rounds.numpy() > last), "round", words)
     note(_where(pile, lambda letter: not _whole(letter.samples)), "format", "has samples that are no whole number")
     note(pile.samples.numpy() < schema.fewest, "samples", f"has samples below {schema.fewest}")
     matching = [_with_names(pile, specs) for specs in _forms(schema)]

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from mapl.errors import MaplError
 from mapl.network.inbox import Inbox, pile
 from mapl.network.letter import Letter, LetterError, check_writable
-from mapl.network.transport import Mail
+from mapl.network.transport import THIS_ROUND, Mail
 
 Ids = NDArray[np.int64]
 
 
 class MemoryPost:
     """A transport for clients that all live in this process. It copies a letter once, however many clients read it."""
+
+    rounds = THIS_ROUND
 
     def exchange(self, mail: Mail) -> dict[int, Inbox]:
         """An inbox for every reader; see `Transport.exchange`."""

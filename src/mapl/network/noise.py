@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from mapl.errors import MaplError
 from mapl.network.compressor import NOWHERE
 from mapl.network.inbox import Inbox, Pile
 from mapl.network.letter import Letter
@@ -74,14 +73,16 @@ class Noise:
 
     @torch.no_grad()
     def noisy(self, letter: Letter, leg: str) -> Letter:
-        """The letter as readers get it. Arithmetic is in float64, so that rounding happens once, at the end."""
+        """The letter as readers get it. Arithmetic is in float64, so that rounding happens once, at the end.
+
+        A letter that is not finite cannot be clipped. NaN takes the place of all its numbers, so nobody sees one
+        without noise. Its readers refuse it, as they refuse any letter that is not finite.
+        """
         wide = {name: letter.tensors[name].detach().double() for name in covered(letter)}
         norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in wide.values()))
         if not math.isfinite(norm):
-            raise MaplError(
-                f"network.noise: the letter of client {letter.sender} in round {letter.round} is not finite, so it "
-                "cannot be clipped; a lower train.learning_rate usually helps"
-            )
+            nothing = {name: torch.full_like(letter.tensors[name], math.nan) for name in wide}
+            return replace(letter, tensors={**letter.tensors, **nothing})
         scale = min(1.0, self.clip / norm) if norm else 1.0
         draws = self._draws(letter, leg, sum(tensor.numel() for tensor in wide.values()))
         noisy: dict[str, Tensor] = {}

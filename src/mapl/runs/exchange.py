@@ -17,7 +17,8 @@ from mapl.methods._base import Centralised, Method
 from mapl.network import Compressor, Inbox, Ledger, Letter, Mail, Noise, Schema, Topology, Transport, inspect, nbytes
 from mapl.network.noise import FROM_CLIENTS
 from mapl.network.refused import Counts, added
-from mapl.network.transport import Leg
+from mapl.network.transport import LastRead, Leg
+from mapl.runs.contract import checked_letter, checked_schema, checked_wants
 
 NOTHING = Inbox.of([])
 LARGEST = 2**32
@@ -61,6 +62,8 @@ class Exchange:
     compressor: Compressor | None = None
     drawn_in: int = 0
     """Since which round the topology has been what it is in this one."""
+    read: dict[Leg, LastRead] = field(default_factory=dict)
+    """What was read in earlier rounds, and now in this one."""
     released: Counter[int] = field(default_factory=Counter)
     """How many noisy letters each client has passed to the transport, asked for or not."""
     refused: Counts = field(default_factory=dict)
@@ -75,15 +78,18 @@ class Exchange:
         return [(client, inboxes.get(client.id, NOTHING)) for client in self.clients]
 
     def _between_peers(self) -> dict[int, Inbox]:
-        letters = {c.id: self.method.letter(c, self.round) for c in self.clients if len(c.neighbours)}
+        letters = {c.id: self._letter(c) for c in self.clients if len(c.neighbours)}
         return self._send("letters", letters, self._requests())
+
+    def _letter(self, client: Client) -> Letter | None:
+        return checked_letter(self.method, client, "letter", self.method.letter(client, self.round))
 
     def _through_server(self, method: Centralised[Any]) -> dict[int, Inbox]:
         requests = self._requests()
         writers = [c for c in self.clients if len(requests[c.id])]
         if opens(method, self.round):
             self._open(method, writers, requests)
-        inbox = self._to_server("letters", {c.id: method.letter(c, self.round) for c in writers})
+        inbox = self._to_server("letters", {c.id: self._letter(c) for c in writers})
         replies = self._replies(method, inbox) if self.server and len(inbox) else {}
         personal = replies if method.personal else {}
         common = {} if method.personal else replies
@@ -91,31 +97,25 @@ class Exchange:
 
     def _requests(self) -> dict[int, Tensor]:
         """Whose letters each client asks for: some of its neighbours."""
-        requests = {client.id: self.method.wants(client, self.round) for client in self.clients}
-        for client in self.clients:
-            wanted = requests[client.id]
-            if not isinstance(wanted, Tensor) or not (
-                wanted is client.neighbours or torch.isin(wanted, client.neighbours).all()
-            ):
-                raise MaplError(
-                    f"method {self.method.name!r} asks for letters of {wanted} for client {client.id}, which reaches "
-                    f"{client.neighbours.tolist()}: wants() returns some of client.neighbours"
-                )
-        return requests
+        method = self.method
+        return {client.id: checked_wants(method, client, method.wants(client, self.round)) for client in self.clients}
 
     def _replies(self, method: Centralised[Any], inbox: Inbox) -> dict[int, Letter | None]:
         """The server's letter, by sender; for a personal method, its letters by reader."""
         assert self.server is not None
-        aggregate = method.aggregate(self.server, self.round, inbox)
-        if method.personal:
-            return {i: method.reply(self.server, i, self.round, aggregate) for i in inbox.senders.tolist()}
-        return {self.server.id: method.reply(self.server, self.server.id, self.round, aggregate)}
+        server, readers = self.server, inbox.senders.tolist() if method.personal else [self.server.id]
+        aggregate = method.aggregate(server, self.round, inbox)
+        replies = {i: method.reply(server, i, self.round, aggregate) for i in readers}
+        return {i: checked_letter(method, server, "reply", letter) for i, letter in replies.items()}
 
     def _open(self, method: Centralised[Any], clients: Sequence[Client], requests: Mapping[int, Tensor]) -> None:
         """The letters that some methods exchange once: one to each client, one back."""
-        first = {self.server.id: method.opening(self.server)} if self.server and len(self.server.neighbours) else {}
+        first = {}
+        if self.server and len(self.server.neighbours):
+            first[self.server.id] = checked_letter(method, self.server, "opening", method.opening(self.server))
         heard = self._send("opening", first, {c.id: requests[c.id] for c in clients})
-        answers = {c.id: method.answer(c, heard[c.id]) for c in clients if len(heard[c.id])}
+        heard_by = [c for c in clients if len(heard[c.id])]
+        answers = {c.id: checked_letter(method, c, "answer", method.answer(c, heard[c.id])) for c in heard_by}
         inbox = self._to_server("answers", answers)
         if self.server and len(inbox):
             method.settle(self.server, inbox)
@@ -141,7 +141,17 @@ class Exchange:
         def expects(reader: int) -> Schema:
             return self._schema(nodes[reader], leg)
 
-        mail = Mail(self.round, leg, _written(letters), requests, expects, _written(personal or {}), self._anew())
+        mail = Mail(
+            self.round,
+            leg,
+            _written(letters),
+            requests,
+            expects,
+            _written(personal or {}),
+            self._anew(),
+            rounds=getattr(self.transport, "rounds", Mail.rounds),
+            read=self.read.setdefault(leg, {}),
+        )
         if self.noise is not None:
             mail = self._noisy(self.noise, mail)
         self._own |= mail.letters  # with their noise: clipping changes norms
@@ -153,6 +163,7 @@ class Exchange:
         if self.compressor is not None:
             inboxes = self.compressor.incoming(carried, inspect(carried, inboxes, own=None))
         inboxes = inspect(mail, inboxes, self._own)
+        mail.note(inboxes)
         self.refused = added(self.refused, mail.refused.by_sender)
         return inboxes if self.noise is None else self.noise.incoming(inboxes)
 
@@ -170,9 +181,9 @@ class Exchange:
     def _schema(self, node: Client | Server, leg: Leg) -> Schema:
         method, opening = self.method, leg in ("opening", "answers")
         if opening and isinstance(method, Centralised):
-            tensors = method.opening_schema(node)
+            tensors = checked_schema(method, node, "opening_schema", method.opening_schema(node))
         else:
-            tensors = method.schema(node, self.round)
+            tensors = checked_schema(method, node, "schema", method.schema(node, self.round))
         architecture = method.architecture(node) if isinstance(node, Client) else ""
         fewest = 0 if leg in ("replies", "opening") else 1  # those are a server's, which has no samples
         limit = self.limit or LARGEST
@@ -199,7 +210,7 @@ def opens(method: Method[Any], round: int) -> bool:
 
 def letters_ahead(method: Method[Any], clients: Sequence[Client], round: int) -> int:
     """How many letters this round will carry."""
-    asked = sum(len(method.wants(client, round)) for client in clients)
+    asked = sum(len(checked_wants(method, client, method.wants(client, round))) for client in clients)
     if isinstance(method, Centralised):  # letter and reply, and before them an opening and its answer
         return 4 * asked if opens(method, round) else 2 * asked
     return asked

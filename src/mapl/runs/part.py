@@ -41,8 +41,10 @@ from mapl.network import (
     float_names,
 )
 from mapl.network.noise import covered
+from mapl.network.transport import LastRead, Leg
 from mapl.plugins import find
 from mapl.recipe import GIVEN_IN_PYTHON, Recipe, UnreadSettings, validated
+from mapl.runs.contract import checked_letter
 from mapl.runs.exchange import check_size, look_around
 from mapl.runs.history import ClientCard, combined
 
@@ -71,6 +73,9 @@ class Part:
     ledger: Ledger = field(default_factory=Ledger)
     round: int = 0
     """How many rounds have been played."""
+    read: dict[Leg, LastRead] = field(default_factory=dict)
+    """What its nodes have read, if the transport carries letters of other rounds. It is in no checkpoint: after a
+    resume, only `Rounds.late` keeps out old letters that were read before."""
     suspicion: str = ""
     """What the last letters did to a client, if they may be why its next loss is not finite."""
 
@@ -464,7 +469,8 @@ def _check_noise(part: Part, letter: Letter) -> None:
 
 def _last_letter(part: Part, client: Client) -> Letter | None:
     """A letter like the client's last one. Some methods' last letters are their largest. None if it never writes."""
-    letters = (part.method.letter(client, round) for round in reversed(range(part.recipe.rounds)))
+    made = (part.method.letter(client, round) for round in reversed(range(part.recipe.rounds)))
+    letters = (checked_letter(part.method, client, "letter", letter) for letter in made)
     return next((letter for letter in letters if letter is not None), None)
 
 

@@ -11,6 +11,7 @@ from mapl.client import Peers
 from mapl.clock import Clock
 from mapl.errors import MaplError
 from mapl.recipe import Recipe
+from mapl.runs.contract import check_absorbed, checked_row
 from mapl.runs.diagnosis import explained, watching_letters, why_not_finite
 from mapl.runs.exchange import Exchange, letters_ahead, look_around
 from mapl.runs.history import Round
@@ -62,16 +63,20 @@ def exchange(part: Part, t: int) -> Exchange:
         noise=part.noise,
         compressor=part.compressor,
         drawn_in=part.topology.drawn_in(t),
+        read=part.read,
     )
     pairs = letters.run()
     with watching_letters(part, pairs, t):
-        part.method.absorb_all(t, pairs)
+        returned: object = part.method.absorb_all(t, pairs)  # type: ignore[func-returns-value]
+    check_absorbed(part.method, returned)
     return letters
 
 
 def graph(part: Part) -> dict[int, Peers]:
     """The rows of W of the clients held here, by client; empty if the method has no graph."""
-    rows = {client.id: row for client in part.clients if (row := part.method.weights(client)) is not None}
+    method = part.method
+    found = {client.id: checked_row(method, client, method.weights(client)) for client in part.clients}
+    rows = {client: row for client, row in found.items() if row is not None}
     for client, row in rows.items():
         if not np.isfinite(row.weights).all():
             raise MaplError(
