@@ -14,16 +14,22 @@ if sys.platform != "win32":
     import fcntl
 
 
-def write_aside(path: Path, data: bytes | memoryview) -> None:
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+USUAL = 0o666
+"""Who may read and write a new file, before the umask takes rights away."""
+
+
+def write_aside(path: Path, data: bytes | memoryview, mode: int = USUAL) -> None:
     """Write a temporary file and rename it, so that `path` is either the old file or the whole new one."""
-    write_parts(path.with_name(f".{path.name}.{os.getpid()}"), [data], lambda: path)
+    write_parts(path.with_name(f".{path.name}.{os.getpid()}"), [data], lambda: path, mode)
 
 
-def write_parts(aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path]) -> Path:
+def write_parts(aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path], mode: int = USUAL) -> Path:
     """The same for a file that comes in parts and whose name is known only at the end. Returns its path."""
     try:
         aside.unlink(missing_ok=True)  # what a crash left; or a link, which would be written through
-        with aside.open("xb") as file:
+        # Made with its mode: a secret is never readable for others, not even for an instant.
+        with os.fdopen(os.open(aside, CREATE, mode), "wb") as file:
             for part in parts:
                 file.write(part)
             file.flush()
