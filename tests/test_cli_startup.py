@@ -15,9 +15,22 @@ import pytest
 
 import mapl
 
-SLOW = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "networkx", "safetensors", "mapl.recipe")
+SLOW = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "networkx", "safetensors", "cryptography", "mapl.recipe")
 """Not pydantic, which Typer itself uses; our models of settings are in and below mapl.recipe."""
-COMMANDS = ("demo", "run", "resume", "compare", "report", "reproduce", "list", "show", "export", "data get")
+COMMANDS = (
+    "demo",
+    "run",
+    "resume",
+    "compare",
+    "report",
+    "reproduce",
+    "list",
+    "show",
+    "export",
+    "data get",
+    "identity",
+    "identity join",
+)
 LISTS = ("methods", "backbones", "data", "scenarios", "topologies", "writers", "paper")
 PROGRAM = """
 import sys

@@ -26,6 +26,7 @@ LAYERS = [
     {"analysis"},
     {"report"},
     {"terminal"},
+    {"peer"},
     {"paper"},
     {"cli"},
 ]

@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from mapl.cli import data, demo, export, join, look, runs
+from mapl.cli import data, demo, export, identity, join, look, network, peer, runs
 from mapl.errors import MaplError
 from mapl.paper import commands as paper
 from mapl.terminal import messages
 
-TRAIN, LOOK, SETTINGS = "Train", "Use runs", "Names, settings, data"
+TRAIN, LOOK, PEERS, SETTINGS = "Train", "Use runs", "Peers on a network", "Names, settings, data"
 
 app = typer.Typer(
     name="mapl",
@@ -65,8 +65,11 @@ app.command("resume", rich_help_panel=TRAIN)(runs.resume_command)
 app.command("reproduce", rich_help_panel=TRAIN)(paper.reproduce_command)
 app.command("compare", rich_help_panel=LOOK)(look.compare_command)
 app.command("report", rich_help_panel=LOOK)(look.report_command)
-app.command("join", rich_help_panel=LOOK)(join.join_command)
+app.command("join", rich_help_panel=PEERS)(join.join_command)
 app.command("export", rich_help_panel=LOOK)(export.export_command)
+app.add_typer(identity.app, name="identity", rich_help_panel=PEERS)
+app.add_typer(peer.app, name="peer", rich_help_panel=PEERS)
+app.add_typer(network.app, name="network", rich_help_panel=PEERS)
 app.command("list", rich_help_panel=SETTINGS)(look.list_command)
 app.command("show", rich_help_panel=SETTINGS)(look.show_command)
 app.add_typer(data.app, name="data", rich_help_panel=SETTINGS)

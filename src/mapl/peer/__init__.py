@@ -1,0 +1,1 @@
+"""A peer: one client as a long-lived process of its own. Who it is, and whom it believes."""
