@@ -49,6 +49,8 @@ class Status:
         self.accuracy: float | None = None
         self.tree: dict[str, Any] = {}
         self._compared: set[str] = set()
+        self._before = _rounds_before(self.path)
+        """How many rounds an earlier process had finished. The part does not know it before it is restored."""
         self._write("waiting")
 
     def observe(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
@@ -78,7 +80,7 @@ class Status:
             "method": part.recipe.method.name,
             "backbone": client.backbone,
             "images": client.samples,
-            "round": part.round,
+            "round": max(part.round, self._before),
             "rounds": part.recipe.rounds,
             "accuracy": self.accuracy,
             "seconds": dict(seconds or {}),
@@ -132,6 +134,14 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], most: int = 
 def _shown(value: Any) -> str:
     text = printable(json.dumps(value, ensure_ascii=False)) if not isinstance(value, str) else printable(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _rounds_before(path: Path) -> int:
+    try:
+        rounds = json.loads(path.read_bytes())["round"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return rounds if isinstance(rounds, int) else 0
 
 
 def read_status(folder: Path) -> dict[str, Any]:
