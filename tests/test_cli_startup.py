@@ -17,7 +17,7 @@ import mapl
 
 SLOW = ("torch", "numpy", "scipy", "sklearn", "matplotlib", "networkx", "safetensors", "mapl.recipe")
 """Not pydantic, which Typer itself uses; our models of settings are in and below mapl.recipe."""
-COMMANDS = ("demo", "run", "resume", "compare", "report", "reproduce", "list", "show", "export", "data get")
+COMMANDS = ("demo", "run", "resume", "compare", "report", "reproduce", "list", "show", "export", "join", "data get")
 LISTS = ("methods", "backbones", "data", "scenarios", "topologies", "writers", "paper")
 PROGRAM = """
 import sys
