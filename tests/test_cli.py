@@ -316,7 +316,7 @@ def test_show_prints_a_recipe_that_loads_again_and_where_each_value_came_from():
 
 def test_help_names_every_command():
     out = cli("--help")
-    assert all(name in out for name in ("demo", "run", "resume", "compare", "report", "list", "show"))
+    assert all(name in out for name in ("demo", "run", "resume", "compare", "report", "join", "list", "show"))
 
 
 # What a person can get wrong

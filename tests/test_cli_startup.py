@@ -27,9 +27,12 @@ COMMANDS = (
     "list",
     "show",
     "export",
+    "join",
     "data get",
     "identity",
     "identity join",
+    "peer run",
+    "network up",
 )
 LISTS = ("methods", "backbones", "data", "scenarios", "topologies", "writers", "paper")
 PROGRAM = """

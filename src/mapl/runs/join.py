@@ -64,7 +64,6 @@ def join(folders: Sequence[str | Path], out: str | Path, warn: Warn = lambda mes
     _say_what_is_missing(parts, warn)
     with _whole_or_not_at_all(out) as aside:
         _write(parts, aside, warn)
-        load(aside)
     return load(out)
 
 
