@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mapl.cli.recipe_options import compose_recipe
+from mapl.cli.recipe_options import ClientsOption, RoundsOption, compose_recipe
 from mapl.names import printable
 from mapl.terminal.messages import console, say
 from mapl.terminal.options import JsonOption
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 \b
 [bold]mapl identity create-network clinics --me alice --host 192.168.1.10[/bold]
-    alice's machine: a new network, and her own identity in it
+    alice's machine: a new network, and her own identity in it; then mapl peer init
 [bold]mapl identity invite clinics bob --at 192.168.1.10:7447[/bold]
     a file for bob; send it to him by a way that you trust
 [bold]mapl identity serve clinics --listen 0.0.0.0:7447[/bold]
@@ -49,8 +49,10 @@ def create_command(
     host: HostsOption,
     number: Annotated[int, typer.Option(min=0, help="Which of the recipe's clients you are.")] = 0,
     recipe: Annotated[
-        Path | None, typer.Option(help="What the network trains. Default: couriers on handwritten digits.")
+        Path | None, typer.Option(help="What the network trains. Default: couriers, with settings for small images.")
     ] = None,
+    clients: ClientsOption = None,
+    rounds: RoundsOption = None,
     out: OutOption = None,
 ) -> None:
     """Make a network, with an authority of its own, and your identity in it.
@@ -59,11 +61,13 @@ def create_command(
     """
     from mapl.peer.authority import create_network
 
-    composed, _ = compose_recipe(recipe, None, method=None if recipe else "courier")
+    method = None if recipe else "courier"
+    composed, _ = compose_recipe(recipe, None, method=method, clients=clients, rounds=rounds)
     made = create_network(name, me, host, composed, out or Path(name), number)
     say(f"network {made.network} ({made.network_id}) made in {made.folder}: {_who(made)} of {made.clients} clients")
     say(f"keep {made.folder / 'ca.key'} to yourself, and keep a copy: without it nobody can invite or revoke members")
-    say(f"next: mapl identity invite {made.folder} NAME --at HOST:PORT")
+    say(f"next: mapl peer init --identity {made.folder} --data YOUR_IMAGES, which says which classes there are")
+    say(f"then: mapl identity invite {made.folder} NAME --at HOST:PORT")
 
 
 @app.command("invite")
@@ -123,6 +127,7 @@ def join_command(
     say(f"joined network {made.network} ({made.network_id}) in {made.folder}: {_who(made)} of {made.clients} clients")
     say(f"members: {', '.join(made.members())}")
     say(f"{invitation} is used up, and can be removed")
+    say(f"next: mapl peer init --identity {made.folder}")
 
 
 def _who(identity: Identity) -> str:

@@ -13,11 +13,12 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
+from mapl.cli.export import Format
 from mapl.cli.progress import observing
 from mapl.cli.runs import RoundsJsonOption, sentences, summary
 from mapl.names import printable
 from mapl.terminal.interrupt import Interrupt, leave
-from mapl.terminal.messages import console, duration, say
+from mapl.terminal.messages import console, duration, say, warn
 from mapl.terminal.options import JsonOption, TrustOption
 
 app = typer.Typer(
@@ -25,9 +26,12 @@ app = typer.Typer(
 
 \b
 [bold]mapl identity join bob.invitation --host 192.168.1.11[/bold]   be a member (mapl identity --help)
+[bold]mapl peer init --identity clinics --data photos[/bold]   write PEER.toml, and say what will leave this machine
 [bold]mapl peer run PEER.toml[/bold]      train; Ctrl-C saves, and the same command goes on
 [bold]mapl peer status PEER.toml[/bold]   round, neighbours, letters, accuracy
-[bold]mapl peer watch PEER.toml[/bold]    the same, live""",
+[bold]mapl peer watch PEER.toml[/bold]    the same, live
+[bold]mapl peer alone PEER.toml[/bold]    the same training without letters, and what the letters gained
+[bold]mapl peer export PEER.toml[/bold]   the trained model, to use it elsewhere""",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -35,6 +39,53 @@ app = typer.Typer(
 File = Annotated[Path, typer.Argument(help="The peer's settings.", metavar="PEER.toml")]
 STALE = 3.0
 """A peer whose rounds take r seconds counts as silent when its status is older than this many r, and 30 s."""
+
+
+@app.command("init")
+def init_command(
+    identity: Annotated[Path, typer.Option(help="Folder of your identity (mapl identity join).", metavar="FOLDER")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your images: a folder with a folder for each class, or an .npz file. "
+            "Default: your share of the data that the recipe names.",
+            metavar="FOLDER|FILE.npz",
+        ),
+    ] = None,
+    backbone: Annotated[
+        str, typer.Option(help="Your architecture (mapl list backbones). Default: what the recipe deals you.")
+    ] = "",
+    listen: Annotated[
+        str | None, typer.Option(help="Where to listen for others.", metavar="HOST:PORT", show_default="0.0.0.0:7447")
+    ] = None,
+    connect: Annotated[
+        list[str] | None,
+        typer.Option(help="A peer to connect to. Repeatable. Default: whoever invited you.", metavar="HOST:PORT"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.", metavar="PEER.toml")] = Path("PEER.toml"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    trust: TrustOption = False,
+) -> None:
+    """Write PEER.toml for your data, and say what was found and what would leave this machine.
+
+    Members who bring their own data have to number classes alike. The first one to use --data is the network's
+    authority: its classes become the network's, and invitations made afterwards carry them.
+    """
+    from mapl.cli.new_peer import described
+    from mapl.peer.init import prepare
+
+    peer = prepare(
+        identity,
+        data,
+        backbone=backbone,
+        listen=listen,
+        connect=connect,
+        out=out,
+        overwrite=overwrite,
+        trust=trust,
+    )
+    peer.write()
+    described(peer)
 
 
 @app.command("run")
@@ -61,10 +112,59 @@ def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_j
     elif record.finished:
         for line in sentences(record):
             say(line)
+        say(f"what the letters gained: mapl peer alone {file}")
     else:
         say(f"stopped after round {len(record.rounds)}; continue with: mapl peer run {file}")
     if not record.finished:
         sys.exit(interrupt.status)
+
+
+@app.command("alone")
+def alone_command(file: File = Path("PEER.toml"), trust: TrustOption = False) -> None:
+    """Train this peer's control arm: the same data, seed and first weights, but no letters. Then say the gain.
+
+    It needs no network and writes beside the peer's own run. After Ctrl-C the same command goes on.
+    """
+    from mapl.peer.alone import gain, run_alone
+    from mapl.peer.identity import Identity
+    from mapl.peer.settings import read_settings
+
+    settings = read_settings(file)
+    rounds = Identity.load(settings.identity).recipe(trust).rounds
+    interrupt = Interrupt()
+    try:
+        with interrupt, observing(rounds, as_json=False) as observer:
+            record = run_alone(settings, stop=interrupt, observers=[observer], say=_note, trust=trust)
+    except KeyboardInterrupt:
+        leave(f"stopped at once; continue with: mapl peer alone {file}", interrupt.status)
+    if not record.finished:
+        leave(
+            f"stopped after round {len(record.rounds)}; continue with: mapl peer alone {file}",
+            interrupt.status,
+        )
+    say(gain(settings).sentence())
+
+
+@app.command("export")
+def export_command(
+    file: File = Path("PEER.toml"),
+    to: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path("model"),
+    format: Annotated[Format, typer.Option(help="As mapl export has it.")] = Format.SAFETENSORS,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    trust: TrustOption = False,
+) -> None:
+    """Write the model that this peer has trained to a file, to use it elsewhere (mapl export)."""
+    from mapl.peer.identity import Identity
+    from mapl.peer.process import believing, own_data
+    from mapl.peer.settings import read_settings
+    from mapl.runs.export import export_run
+
+    settings = read_settings(file)
+    with believing(settings, trust):
+        data = own_data(settings, Identity.load(settings.identity))
+        paths = export_run(settings.run, to, kind=format.value, overwrite=overwrite, warn=warn, data=data)
+    for path in paths:
+        say(f"exported: {path}")
 
 
 def _note(sentence: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mapl.contents import check_digest
 from mapl.data import schemes
-from mapl.data.dataset import Dataset
+from mapl.data.dataset import Dataset, Images
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, generator
 
@@ -145,18 +145,30 @@ def _hold_out(shard: Shard, dataset: Dataset, share: float, client: int, seed: i
     return replace(shard, train=shard.train[~held], held=shard.train[held])
 
 
-def draw_held_out(labels: Tensor, share: float, client: int, seed: int) -> Tensor:
+def draw_held_out(labels: Tensor, share: float, client: int, seed: int, purpose: str = "held out") -> Tensor:
     """Which of a client's training images (n,) are held out: booleans (n,).
 
     Of each class its share, rounded, but at least one image; and at least one is left for training.
     """
-    draw = generator(seed, client, ALWAYS, "held out")
+    draw = generator(seed, client, ALWAYS, purpose)
     held = torch.zeros(len(labels), dtype=torch.bool)
     for k in torch.unique(labels).tolist():
         images = torch.nonzero(labels == k).flatten()
         count = min(max(1, round(share * len(images))), len(images) - 1)
         held[images[torch.randperm(len(images), generator=draw)[:count]]] = True
     return held
+
+
+TESTS = 0.2
+"""The share of each class that becomes test images, if a data set of your own does not say which they are."""
+
+
+def divided(images: Images, where: Path) -> tuple[Images, Images]:
+    """Training images, and test images from every class that has more than one. The same images give the same ones."""
+    test = draw_held_out(images.labels, TESTS, NOBODY, 0, "test images")
+    if not test.any():
+        raise MaplError(f"{str(where)!r} has one image per class, so none of them can be test images")
+    return images.take(torch.nonzero(~test).flatten()), images.take(torch.nonzero(test).flatten())
 
 
 def _pooled(shards: Sequence[Shard]) -> list[Shard]:

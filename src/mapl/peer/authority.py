@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mapl.peer import certificates, revocations
+from mapl.peer.agreement import AGREEMENT, Agreement
 from mapl.peer.certificates import AUTHORITY_DAYS, MEMBER_DAYS, Key, Member
 from mapl.peer.errors import IdentityError
 from mapl.peer.files import MEMBERS, SECRET, VERSION, held, made_aside, read, write
@@ -70,7 +71,14 @@ def _text_of(recipe: Recipe) -> bytes:
 
 
 def write_identity(
-    folder: Path, card: Card, authority: bytes, certificate: bytes, key: Key, recipe: bytes, revoked: bytes
+    folder: Path,
+    card: Card,
+    authority: bytes,
+    certificate: bytes,
+    key: Key,
+    recipe: bytes,
+    revoked: bytes,
+    agreement: Agreement | None = None,
 ) -> None:
     """The files of a new identity, into a folder that nobody else can look into."""
     (folder / MEMBERS).mkdir()
@@ -80,6 +88,14 @@ def write_identity(
     write(folder / CERTIFICATE, certificate)
     write(folder / RECIPE, recipe)
     write(folder / REVOKED, revoked)
+    if agreement is not None:
+        write(folder / AGREEMENT, agreement.text())
+
+
+def agree(identity: Identity, agreement: Agreement) -> None:
+    """Say for the whole network what its members' data have in common. Invitations carry it from now on."""
+    check_is_authority(identity, "say which classes there are")
+    write(identity.folder / AGREEMENT, agreement.text())
 
 
 # Inviting
@@ -170,6 +186,7 @@ def _invitation(identity: Identity, name: str, number: int, token: str, address:
         enrolment=address,  # QUIC is UDP and enrolment is TCP: both have the same port
         recipe=read(identity.folder / RECIPE, LIMIT).decode(),
         members=tuple(member.certificate.decode() for member in identity.members().values()),
+        agreement=identity.agreement(),
     )
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from mapl.peer import certificates, revocations
+from mapl.peer import agreement, certificates, revocations
+from mapl.peer.agreement import AGREEMENT, Agreement
 from mapl.peer.certificates import Member
 from mapl.peer.errors import IdentityError, Reason
 from mapl.peer.files import MEMBERS, VERSION, Written, check_secret, held, parsed, read, write
@@ -107,6 +108,11 @@ class Identity:
     def recipe(self, trust: bool = False) -> Recipe:
         """The network's recipe. Code that it names is imported only with `trust`: somebody else wrote it."""
         return recipe_of(read(self.folder / RECIPE, LARGEST_RECIPE), str(self.folder / RECIPE), trust)
+
+    def agreement(self) -> Agreement | None:
+        """What members who bring their own data agree on; None if nobody has said."""
+        path = self.folder / AGREEMENT
+        return parsed(Agreement, read(path, agreement.LIMIT), repr(str(path))) if path.exists() else None
 
     # Members
 

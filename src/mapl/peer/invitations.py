@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import AwareDatetime, Field
 
 from mapl.peer import certificates
+from mapl.peer.agreement import Agreement
 from mapl.peer.errors import IdentityError
 from mapl.peer.files import SECRET, VERSION, Written, parsed, read, write
 from mapl.peer.identity import clients_of, network_id
@@ -42,6 +43,8 @@ class Invitation(Written):
     """The network's recipe, as TOML."""
     members: tuple[str, ...]
     """Certificates of the members that the inviter knew."""
+    agreement: Agreement | None = None
+    """What members who bring their own data agree on. Invitations from before there was one have none."""
 
     @staticmethod
     def load(path: Path) -> Invitation:

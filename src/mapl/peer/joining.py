@@ -50,8 +50,16 @@ def join(invitation: Invitation, hosts: Sequence[str], folder: Path) -> Identity
             name=invitation.name,
             addresses=invitation.addresses,
         )
-        revoked, recipe = answer.revoked.encode(), invitation.recipe.encode()
-        write_identity(aside, card, invitation.ca.encode(), answer.certificate.encode(), key, recipe, revoked)
+        write_identity(
+            aside,
+            card,
+            invitation.ca.encode(),
+            answer.certificate.encode(),
+            key,
+            invitation.recipe.encode(),
+            answer.revoked.encode(),
+            invitation.agreement,
+        )
         _remember(opened(aside), (*answer.members, *invitation.members))
     # Only now the clock is asked: the invitation is used up, and a clock can be set.
     return Identity.load(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -17,6 +16,7 @@ from mapl.peer.authority import create_network, invite
 from mapl.peer.enrolment import Enrolment
 from mapl.peer.invitations import Invitation
 from mapl.peer.joining import join
+from mapl.peer.settings import to_toml
 from mapl.recipe import Recipe, Tree, merge
 from mapl.runs.files import write_aside
 
@@ -66,15 +66,6 @@ def make_network(
         write_aside(path, to_toml(merge(tree, over or {})).encode())
         files.append(path)
     return files
-
-
-def to_toml(tree: Tree) -> str:
-    """A PEER.toml. JSON's texts, numbers and lists are TOML's too."""
-    plain = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
-    tables = [(key, value) for key, value in tree.items() if isinstance(value, dict)]
-    for key, table in tables:
-        plain += ["", f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
-    return "\n".join(plain) + "\n"
 
 
 def free_ports(count: int) -> list[int]:
@@ -164,7 +155,8 @@ def _work(path: Path, first: Callable[[int], object] | None, number: int) -> Non
     for stream in (1, 2):  # also for what libraries print
         os.dup2(log, stream)
     try:
-        run_peer(read_settings(path), stop=interrupt, say=lambda text: print(text, flush=True))
+        # The recipe is that of whoever made this network, on this machine.
+        run_peer(read_settings(path), stop=interrupt, say=lambda text: print(text, flush=True), trust=True)
     except MaplError as error:
         print(f"error: {error}", flush=True)
         sys.exit(error.status)

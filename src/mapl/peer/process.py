@@ -7,12 +7,12 @@ a transport, a status that others can read, and the promise that its rounds neve
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mapl.data.dataset import Dataset, DataSettings
+from mapl.data.dataset import Dataset
 from mapl.errors import MaplError
 from mapl.methods._base import Centralised
 from mapl.network.letter import MOST
@@ -20,14 +20,16 @@ from mapl.peer.enrolment import Enrolment
 from mapl.peer.identity import Identity
 from mapl.peer.names import split_address
 from mapl.peer.outbox import Outbox
+from mapl.peer.own import fitted, load
 from mapl.peer.post import PeerPost
 from mapl.peer.settings import PeerSettings
 from mapl.peer.status import Status, serving_metrics
 from mapl.peer.wire import ZenohWire
+from mapl.plugins import looking, take_as_named
 from mapl.recipe import Recipe, flat, method_class
 from mapl.runs.exchange import LARGEST
 from mapl.runs.history import RECIPE, Record
-from mapl.runs.part import Part, build_part, load_data
+from mapl.runs.part import Part, build_part
 from mapl.runs.run import Observer, resume_part, run_part
 
 SECRET = "noise.key"
@@ -45,8 +47,25 @@ def run_peer(
     trust: bool = False,
 ) -> Record:
     """Train one client of a network to the recipe's last round, beginning where an earlier process stopped."""
-    identity = Identity.load(settings.identity)
-    shared = identity.recipe(trust)
+    with believing(settings, trust):
+        return _run(settings, Identity.load(settings.identity), stop, observers, say)
+
+
+@contextmanager
+def believing(settings: PeerSettings, trust: bool) -> Iterator[None]:
+    """Inside, code that the network's recipe names is imported only with `trust`: somebody else wrote it.
+
+    What PEER.toml names is the peer's own choice.
+    """
+    take_as_named([settings.data.name, settings.data.backbone])
+    with looking(trust):
+        yield
+
+
+def _run(
+    settings: PeerSettings, identity: Identity, stop: Callable[[], bool], observers: Sequence[Observer], say: Say
+) -> Record:
+    shared = identity.recipe()
     recipe = own_recipe(shared, settings)
     part = build_part(
         recipe,
@@ -97,13 +116,10 @@ def own_recipe(shared: Recipe, settings: PeerSettings) -> Recipe:
 
 def own_data(settings: PeerSettings, identity: Identity) -> dict[int, Dataset] | None:
     """The peer's own images. None: its share of the data that the recipe names."""
-    data = settings.data
-    if not data.name:
+    if not settings.data.name:
         return None
-    named = Recipe.of(data={"name": data.name}).model_copy(
-        update={"data": DataSettings(name=data.name, folder=data.path)}
-    )
-    return {identity.number: load_data(named)}
+    found, agreed = load(settings.data), identity.agreement()
+    return {identity.number: found if agreed is None else fitted(found, agreed)}
 
 
 def noise_secret(recipe: Recipe, folder: Path) -> bytes | None:

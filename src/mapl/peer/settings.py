@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +32,7 @@ class Section(BaseModel):
 class DataSection(Section):
     """The peer's own data. Without it, the peer takes its share of the data that the network's recipe names."""
 
-    name: str = Field("", description="'npz' or 'folder'; empty: the recipe's data.")
+    name: str = Field("", description="'npz' or 'folder'; empty: your share of the recipe's data.")
     path: Path | None = Field(None, description="The file or folder with your data.")
     backbone: str = Field("", description="Your architecture; empty: the one that the recipe deals to you.")
 
@@ -101,6 +103,11 @@ def read_settings(path: Path) -> PeerSettings:
     version = tree.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise MaplError(f"{str(path)!r} was written by a newer mapl: version {version}; this one reads up to {VERSION}")
+    return settings_of(tree, path)
+
+
+def settings_of(tree: Mapping[str, Any], path: Path) -> PeerSettings:
+    """The settings in the tree of a PEER.toml that stands, or will stand, at `path`."""
     try:
         settings = PeerSettings.model_validate(tree)
     except ValidationError as error:
@@ -108,6 +115,20 @@ def read_settings(path: Path) -> PeerSettings:
         key = ".".join(map(str, first["loc"]))
         raise MaplError(f"{str(path)!r}: {key}: {first['msg'].removeprefix('Value error, ')}") from None
     return _anchored(settings, path.parent)
+
+
+def to_toml(tree: Mapping[str, Any]) -> str:
+    """The text of a PEER.toml."""
+    plain = [f"{key} = {_toml_text(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    tables = [(key, value) for key, value in tree.items() if isinstance(value, dict)]
+    for key, table in tables:
+        plain += ["", f"[{key}]", *(f"{name} = {_toml_text(value)}" for name, value in table.items())]
+    return "\n".join(plain) + "\n"
+
+
+def _toml_text(value: Any) -> str:
+    """A text, number or list as TOML. JSON's are TOML's too, but for the character DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _anchored(settings: PeerSettings, base: Path) -> PeerSettings:

@@ -23,7 +23,7 @@ from mapl.model import Backbone, find_backbone
 from mapl.plugins import looking
 from mapl.runs.files import write_aside
 from mapl.runs.history import Round, load, share_of_network
-from mapl.runs.part import Part
+from mapl.runs.part import Data, Part
 from mapl.runs.run import restored_part
 
 Kind = Literal["safetensors", "torch-export"]
@@ -87,6 +87,7 @@ def export_run(
     overwrite: bool = False,
     warn: Callable[[str], None] = lambda message: None,
     trust: bool = False,
+    data: Data | None = None,
 ) -> list[Path]:
     """Write the models of a run's newest whole checkpoint into the folder `to`, and return the files.
 
@@ -95,7 +96,7 @@ def export_run(
     "torch-export": client-003.pt2, a program for `torch.export.load` that needs neither mapl nor the backbone's code,
     and its card client-003.json. A program takes one dtype: uint8, or floats in [0, 1] with pixels="float32".
     A model is built before its weights are loaded. If the run's recipe names code from outside the package for that,
-    `trust` must say that this code may run.
+    `trust` must say that this code may run. `data` are those of the run, if they are not what its recipe names.
     """
     folder, to = Path(folder), Path(to)
     for name, value, allowed in (("format", kind, SUFFIXES), ("pixels", pixels, PIXELS)):
@@ -104,7 +105,7 @@ def export_run(
     if not folder.is_dir():
         raise MaplError(f"there is no run {str(folder)!r}")
     with looking(trust):
-        part = restored_part(folder, warn)
+        part = restored_part(folder, warn, data=data)
     if part is None:
         raise MaplError(f"run {str(folder)!r} has no checkpoint yet, so there are no models to export")
     chosen = _chosen(part, clients)

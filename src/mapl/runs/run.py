@@ -187,11 +187,15 @@ def _go_on(part: Part, folder: Path, history: chain.History, warn: Callable[[str
 
 
 def restored_part(
-    folder: str | Path, warn: Callable[[str], None] = lambda message: None, trust: bool = False
+    folder: str | Path,
+    warn: Callable[[str], None] = lambda message: None,
+    trust: bool = False,
+    data: Data | None = None,
 ) -> Part | None:
     """A run at its newest whole checkpoint, to look at its models; None if there is no checkpoint.
 
-    The folder of a part has the models of its own clients. Those of the others are not built.
+    The folder of a part has the models of its own clients. Those of the others are not built. `data` are those of the
+    run, if they are not what its recipe names.
     If its recipe names code from outside the package, `trust` must say that this code may run.
     """
     with looking(trust):
@@ -205,7 +209,7 @@ def restored_part(
         recipe = record.recipe
         evaluate = recipe.evaluate.model_copy(update={"all_images": False})
         recipe = recipe.model_copy(update={"engine": EngineSettings(device="cpu"), "evaluate": evaluate})
-        part = build_part(recipe, holds=record.held)
+        part = build_part(recipe, data, holds=record.held)
         check_same_data(record.folder, record.clients, part)
         restore(part, saved)
         return part

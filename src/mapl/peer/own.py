@@ -1,0 +1,76 @@
+"""A peer's own images, with classes numbered and images normalised as the network has agreed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from mapl.data.dataset import Dataset, DataSettings, Images
+from mapl.errors import MaplError, unknown
+from mapl.names import printable
+from mapl.peer.agreement import Agreement, usual
+from mapl.peer.settings import DataSection
+from mapl.recipe import Recipe
+from mapl.runs.part import load_data
+
+MOST_NAMED = 40
+"""How many classes a sentence lists."""
+
+
+def load(data: DataSection) -> Dataset:
+    """The data set as it is in its file or folder."""
+    named = Recipe.of(data={"name": data.name}).model_copy(
+        update={"data": DataSettings(name=data.name, folder=data.path)}
+    )
+    return load_data(named)
+
+
+def fitted(found: Dataset, agreed: Agreement) -> Dataset:
+    """The data set with the classes of the network, their numbers, and the network's mean and std."""
+    if found.image != agreed.image:
+        raise MaplError(
+            f"your images have {_shape(found.image)}, and those of the network {_shape(agreed.image)}: change yours to "
+            "that shape"
+        )
+    numbers = _numbers(found, agreed)
+    return replace(
+        found,
+        train=_renumbered(found.train, numbers),
+        test=_renumbered(found.test, numbers),
+        classes=agreed.classes,
+        class_names=agreed.names,
+        mean=agreed.mean,
+        std=agreed.std,
+    )
+
+
+def _numbers(found: Dataset, agreed: Agreement) -> list[int]:
+    """The network's number of each of the data set's classes. Without names on one side, numbers are numbers."""
+    if not found.class_names:
+        if found.classes > agreed.classes:
+            raise MaplError(
+                f"your labels run to {found.classes - 1}, but the network has {agreed.classes} classes, so labels from "
+                f"0 to {agreed.classes - 1}"
+            )
+        return list(range(found.classes))
+    known = agreed.numbers() or {str(number): number for number in range(agreed.classes)}
+    return [_number(name, known) for name in found.class_names]
+
+
+def _number(name: str, known: Mapping[str, int]) -> int:
+    if usual(name) in known:
+        return known[usual(name)]
+    said = str(unknown("class", name, list(known)[:MOST_NAMED]))
+    more = f" There are {len(known) - MOST_NAMED} more." if len(known) > MOST_NAMED else ""
+    raise MaplError(printable(f"your data have a class that the network has not: {said}{more}"))
+
+
+def _renumbered(images: Images, numbers: list[int]) -> Images:
+    return Images(images.pixels, torch.tensor(numbers)[images.labels])
+
+
+def _shape(image: tuple[int, int, int]) -> str:
+    channels, height, width = image
+    return f"{width}×{height} pixels and {channels} channel{'s' if channels > 1 else ''}"
