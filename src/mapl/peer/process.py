@@ -20,14 +20,14 @@ from mapl.peer.enrolment import Enrolment
 from mapl.peer.identity import Identity
 from mapl.peer.names import split_address
 from mapl.peer.outbox import Outbox
-from mapl.peer.post import PeerPost
+from mapl.peer.post import PeerPost, Stopped
 from mapl.peer.settings import PeerSettings
 from mapl.peer.status import Status, serving_metrics
 from mapl.peer.wire import ZenohWire
 from mapl.recipe import Recipe, flat, method_class
 from mapl.runs.exchange import LARGEST
-from mapl.runs.history import RECIPE, Record
-from mapl.runs.part import Part, build_part, load_data
+from mapl.runs.history import RECIPE, Record, load
+from mapl.runs.part import Part, build_part, load_data, with_digests
 from mapl.runs.run import Observer, resume_part, run_part
 
 SECRET = "noise.key"
@@ -46,7 +46,7 @@ def run_peer(
 ) -> Record:
     """Train one client of a network to the recipe's last round, beginning where an earlier process stopped."""
     identity = Identity.load(settings.identity)
-    shared = identity.recipe(trust)
+    shared = with_digests(identity.recipe(trust))
     recipe = own_recipe(shared, settings)
     part = build_part(
         recipe,
@@ -59,7 +59,7 @@ def run_peer(
     begun = (folder / RECIPE).exists()
     outbox = Outbox(settings.folder)
     post = PeerPost(
-        outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.engine.device
+        outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.engine.device, stop
     )
     part.transport = post
     limit = recipe.network.letter_limit or largest_letter(part)
@@ -73,10 +73,13 @@ def run_peer(
         if settings.metrics is not None:
             stack.enter_context(serving_metrics(settings.metrics, status))
         watching = [status.observe, *observers]
-        if begun:
-            record = resume_part(part, folder, observers=watching, stop=stop, warn=say, durable=True)
-        else:
-            record = run_part(part, folder, observers=watching, stop=stop, durable=True)
+        try:
+            if begun:
+                record = resume_part(part, folder, observers=watching, stop=stop, warn=say, durable=True)
+            else:
+                record = run_part(part, folder, observers=watching, stop=stop, durable=True)
+        except Stopped:
+            record = load(folder)
         if record.finished:
             wire.linger(settings.wait.linger, stop)
         status.end(record.finished)
