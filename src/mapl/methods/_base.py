@@ -148,6 +148,13 @@ class Method(ABC, Generic[S]):
         """
         return False
 
+    def learns_graph(self) -> bool:
+        """Whether clients learn whom to listen to: `client.peers` has weight for those, and 0 for peers not wanted.
+
+        The topology "explore" needs that. It makes a client forget peers, which are then strangers again.
+        """
+        return False
+
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
         """The letters that this node reads: each tensor's shape, dtype and range of values, by name.
 
