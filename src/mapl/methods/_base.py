@@ -137,6 +137,7 @@ class Method(ABC, Generic[S]):
         """What the client shares with anyone who asks. None, the default, shares nothing.
 
         It must not change anything. Called once per round for a client with neighbours, whether or not anyone asks.
+        With the topology "explore" it is called for every client: others may ask one that asks nobody.
         If nobody asks in a round, return None: a letter that nobody reads is one that later letters cannot build on.
         """
         return None
