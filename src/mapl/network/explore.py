@@ -75,19 +75,15 @@ def explore(
     near = candidates[candidates != client]
     draws = torch.rand(len(near), dtype=torch.float64, generator=generator(seed, client, round, "explore")).numpy()
     others = met != client
-    dropped = np.isin(near, met[others & (weights == 0)])
-    heard = others & (weights > 0)
+    heard, dropped = others & (weights > 0), _among(near, met[others & (weights == 0)])
     kept, surplus = _strongest(settings.keep, met[heard], weights[heard], near, draws)
-    kin = np.isin(near, kept)
-    chance = settings.again / max(1, int((~kin).sum()))
+    kin = _among(near, kept)
+    chance = settings.again / max(1, len(near) - int(kin.sum()))
     due = ~kin & (draws < chance)
     strangers = np.flatnonzero(due | ~(kin | dropped))
-    number = _missing(settings, int(kin.sum()))
-    number = max(number, min(settings.looks, int(due.sum())))
-    asked = strangers[draws[strangers].argsort(kind="stable")[:number]]
-    return Choice(
-        np.sort(np.concatenate([near[kin], near[asked]])), np.sort(np.concatenate([surplus, near[due & dropped]]))
-    )
+    number = max(_missing(settings, int(kin.sum())), min(settings.looks, int(due.sum())))
+    asked = strangers[draws[strangers].argsort()[:number]] if number else strangers[:0]
+    return Choice(np.union1d(near[kin], near[asked]), np.union1d(surplus, near[due & dropped]))
 
 
 def _missing(settings: ExploreSettings, kin: int) -> int:
@@ -101,8 +97,17 @@ def _strongest(
     most: int, kin: Ids, weights: NDArray[np.float64], near: Ids, draws: NDArray[np.float64]
 ) -> tuple[Ids, Ids]:
     """The `most` peers that a client keeps, and the rest: first those within reach, by weight, equal ones by draw."""
-    reached = np.isin(kin, near)
+    reached = _among(kin, near)
     draw = np.ones(len(kin))
-    draw[reached] = draws[np.isin(near, kin)]  # both are sorted
+    draw[reached] = draws[np.searchsorted(near, kin[reached])]
     order = np.lexsort((draw, -weights, ~reached))
     return kin[order[:most]], kin[order[most:]]
+
+
+def _among(ids: Ids, some: Ids) -> NDArray[np.bool_]:
+    """Which of the sorted ids are among some others."""
+    found = np.zeros(len(ids), dtype=bool)
+    if len(ids):
+        places = np.searchsorted(ids, some).clip(max=len(ids) - 1)
+        found[places[ids[places] == some]] = True
+    return found
