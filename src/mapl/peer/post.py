@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from mapl.network import Inbox, Letter, LetterError, Mail, Rounds, Schema, decode, encode
 from mapl.peer.outbox import NONE, Outbox
@@ -110,6 +111,11 @@ class PeerPost:
         self._absent: set[str] = set()
         """Who missed the last deadline. They are asked, but not waited for, until they are heard of again."""
         self._alive: frozenset[str] = frozenset()
+
+    def reachable(self, own: int) -> Tensor:
+        """The sorted ids of the members that are known now, without those who missed the last deadline and are gone."""
+        gone = self._absent - self._wired().alive()
+        return torch.tensor([i for i, name in sorted(self.numbers().items()) if i != own and name not in gone])
 
     def on_letter(self, sender: str, data: bytes) -> None:
         """A letter arrived. Called from another thread."""

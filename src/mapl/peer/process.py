@@ -26,7 +26,7 @@ from mapl.peer.status import Status, serving_metrics
 from mapl.peer.wire import ZenohWire
 from mapl.recipe import Recipe, flat, method_class
 from mapl.runs.exchange import LARGEST
-from mapl.runs.history import RECIPE, Record, load
+from mapl.runs.history import RECIPE, Record, Round, load
 from mapl.runs.part import Part, build_part, load_data, with_digests
 from mapl.runs.run import Observer, resume_part, run_part
 
@@ -62,6 +62,10 @@ def run_peer(
         outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.engine.device, stop
     )
     part.transport = post
+
+    def look_again(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+        part.reachable = post.reachable(identity.number)
+
     limit = recipe.network.letter_limit or largest_letter(part)
     with ExitStack() as stack:
         wire = ZenohWire(identity, settings.net, outbox, post.on_letter, card(identity, shared, part), limit)
@@ -72,7 +76,8 @@ def run_peer(
         status = Status(settings, identity, part, post, wire, say)
         if settings.metrics is not None:
             stack.enter_context(serving_metrics(settings.metrics, status))
-        watching = [status.observe, *observers]
+        part.reachable = post.reachable(identity.number)
+        watching = [status.observe, look_again, *observers]
         try:
             if begun:
                 record = resume_part(part, folder, observers=watching, stop=stop, warn=say, durable=True)
