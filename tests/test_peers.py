@@ -14,6 +14,7 @@ import pytest
 
 import hosts
 from mapl import Recipe
+from mapl.analysis.clusters import share_inside
 from mapl.runs.history import load
 from mapl.runs.join import join
 from mapl.runs.run import run
@@ -195,3 +196,17 @@ def test_a_peer_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     play(files)
     run(made, tmp_path / "simulated")
     assert_same_files(files, tmp_path / "simulated", tmp_path)
+
+
+def test_peers_that_look_around_find_their_clusters_with_a_part_of_the_letters(tmp_path: Path) -> None:
+    """From 3 contacts each, 12 peers end in the true clusters, as in the simulation, to the bit."""
+    peers, rounds = 12, 25
+    made = recipe("courier", peers, rounds, network={"topology": {"name": "explore"}})
+    files = make_network(tmp_path / "net", made, PATIENT)
+    play(files)
+    run(made, tmp_path / "simulated")
+    assert_same_files(files, tmp_path / "simulated", tmp_path)
+    joined = load(tmp_path / "joined")
+    assert share_inside(joined.weights(), [client.cluster for client in joined.clients]) == 1
+    assert (joined.weights() > 0).sum(1).min() > 1
+    assert joined.messages < 0.6 * peers * (peers - 1) * rounds
