@@ -6,7 +6,9 @@ round is little else than its letters.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -23,12 +25,13 @@ PEERS = 8
 ROUNDS = 40
 FIRST = 5
 """Rounds that are not counted: the network assembles, and networks are built."""
-LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")
+CLONE_NEWNET = 0x40000000
 
 
 def measure(options: Options) -> Report:
     """The same recipe as a simulation, with one and with two workers, and as processes."""
     rounds = 8 if options.quick else ROUNDS
+    private = own_loopback()
     recipe = the_recipe(rounds)
     letter = size(_schema(recipe))
     with tempfile.TemporaryDirectory() as name:
@@ -43,6 +46,8 @@ def measure(options: Options) -> Report:
         "things that the simulated ones have not: every letter and every state is on disk before the round is over. "
         f"A real round adds {added:.0f} ms to the faster simulated one."
     )
+    if not private:
+        words += " Other programs used the same loopback, so the bytes sent are too many rather than too few."
     return Report("Real peers", words, {"Round": [*simulated, real]}, {"added milliseconds": added})
 
 
@@ -100,6 +105,16 @@ def _row(what: str, seconds: list[float], ledger: int, wire: int | None = None) 
     }
 
 
+def own_loopback() -> bool:
+    """Move this process to a network of its own, whose counters count nothing else. Whether that is permitted."""
+    if ctypes.CDLL(None).unshare(CLONE_NEWNET) != 0:
+        return False
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    return True
+
+
 def _sent() -> int | None:
     """Bytes that the loopback has carried, with everything that belongs to QUIC; None where it cannot be read."""
-    return int(LOOPBACK.read_text()) if LOOPBACK.exists() else None
+    lines = Path("/proc/self/net/dev").read_text().splitlines() if Path("/proc/self/net/dev").exists() else []
+    found = [line.split() for line in lines if line.strip().startswith("lo:")]
+    return int(found[0][1]) if found else None
