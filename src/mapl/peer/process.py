@@ -17,7 +17,7 @@ from mapl.errors import MaplError
 from mapl.methods._base import Centralised
 from mapl.network.letter import MOST
 from mapl.peer.enrolment import Enrolment
-from mapl.peer.identity import Identity
+from mapl.peer.identity import Identity, IdentityError
 from mapl.peer.names import split_address
 from mapl.peer.outbox import Outbox
 from mapl.peer.post import PeerPost, Stopped
@@ -64,6 +64,8 @@ def run_peer(
     part.transport = post
 
     def look_again(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+        if identity.name in identity.revoked_names():
+            raise IdentityError("revoked", f"{identity.name!r} was revoked: nobody listens to it any more")
         part.reachable = post.reachable(identity.number)
 
     limit = recipe.network.letter_limit or largest_letter(part)
