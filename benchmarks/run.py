@@ -15,6 +15,7 @@ import common
 import edges
 import exchange
 import methods
+import peers
 import rounds
 import state
 import torch
@@ -23,14 +24,15 @@ import two_cores
 WHAT = {
     "round": rounds.measure, "methods": methods.measure, "clients": clients.measure, "exchange": exchange.measure,
     "state": state.measure, "edges": edges.measure, "two-cores": two_cores.measure,
+    "peers": peers.measure,
 }  # fmt: skip
 
-ON_A_CPU = {"two-cores"}
+ON_A_CPU = {"two-cores", "peers"}
 """Measured on the CPU even where there is a GPU."""
 
 HELP = (
     "A round against a plain loop; a round of every method; more clients; letters; memory of a network; the graph's "
-    "edges; FedAvg on a CPU."
+    "edges; FedAvg on a CPU; real peers."
 )
 
 

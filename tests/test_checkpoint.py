@@ -157,9 +157,9 @@ def disk(monkeypatch):
     ready = threading.Event()
     write_parts = mapl.runs.files.write_parts
 
-    def write(*arguments) -> Path:
+    def write(*arguments, **more) -> Path:
         assert ready.wait(60)
-        return write_parts(*arguments)
+        return write_parts(*arguments, **more)
 
     monkeypatch.setattr("mapl.runs.checkpoint.write_parts", write)
     return ready
@@ -232,7 +232,7 @@ def test_a_gpu_without_room_for_copies_has_them_made_on_the_host(monkeypatch):
 
 
 def test_what_the_thread_meets_is_raised_once_at_the_next_checkpoint_or_the_end(monkeypatch, tmp_path):
-    def full(*_) -> Path:
+    def full(*_, **__) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with Writer(tmp_path, keep=1) as writer:
@@ -332,10 +332,10 @@ def test_a_full_disk_is_a_sentence_and_costs_no_more_than_the_rounds_since_the_l
     mapl.run(recipe, tmp_path / "whole")
     write_parts = mapl.runs.files.write_parts
 
-    def full(aside: Path, *others) -> Path:
+    def full(aside: Path, *others, **more) -> Path:
         if aside.name.startswith(f".{round:06d}."):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write_parts(aside, *others)
+        return write_parts(aside, *others, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr("mapl.runs.checkpoint.write_parts", full)

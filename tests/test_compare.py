@@ -11,6 +11,7 @@ from scipy import stats
 
 import mapl
 from conftest import made_of, small
+from damaged_runs import make_npz
 from mapl import Images, Recipe, Record
 from mapl.analysis.clusters import adjusted_rand, class_overlap, edges, first_mixed, share_by_chance, share_inside
 from mapl.analysis.compare import Estimate, compare, group, left_out, notes
@@ -162,6 +163,29 @@ def test_real_runs_on_different_data_in_python_have_names_and_arms_of_their_own(
     control = mapl.run(small(**over, **ALONE), data=noise)
     assert [arm.gain is None for arm in compare([*runs, control])] == [True, False, True]
     assert runs[0].data != runs[1].data == control.data
+
+
+def test_real_runs_on_two_files_are_arms_of_their_own(tmp_path, monkeypatch):
+    """Two files, or one that was replaced: neither is paired with the control on the other, nor taken for it."""
+    monkeypatch.chdir(tmp_path)
+    over = {
+        "clients": 2,
+        "rounds": 1,
+        "partition": {"clusters": 2, "sharding": "random"},
+        "model": {"backbones": ["mlp"]},
+    }
+    grey = {"augment": {"contrastive": {"saturation": 0, "hue": 0, "greyscale": 0}}}
+    runs = []
+    for seed in (0, 1):
+        recipe = small(**over, **grey, data={"name": "npz", "folder": make_npz(tmp_path / "mine.npz", seed)})
+        runs.append(mapl.run(recipe))
+        runs.append(mapl.run(recipe.model_copy(update={"network": control_of(recipe).network})))
+    assert len({run.folder for run in runs}) == 4
+    assert len({run.identity for run in runs}) == 4
+    first, control, second, other = runs
+    assert [arm.gain is None for arm in compare([first, other])] == [True, True]
+    assert [arm.gain is None for arm in compare([first, control, second])] == [False, True, True]
+    assert left_out(runs) == []
 
 
 def test_a_control_of_more_rounds_or_another_device_is_paired_at_the_same_age():

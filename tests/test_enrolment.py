@@ -24,6 +24,7 @@ from conftest import command, in_child
 from identities import HERE, NOW, RECIPE, at, contents, invited, joined, new_network
 from mapl.cli import main
 from mapl.cli.app import app
+from mapl.errors import MaplError
 from mapl.peer import authority, certificates, enrolment, joining
 from mapl.peer.authority import enrol, revoke
 from mapl.peer.enrolment import CONNECTIONS, LIMIT, Enrolment, Request, answer
@@ -217,7 +218,10 @@ def test_an_invitation_that_is_over_withdrawn_or_replaced(alice, monkeypatch):
 def test_the_invitation_of_somebody_who_was_revoked(alice):
     made, key = invited(alice, "bob"), certificates.new_key()
     assert said(alice, asked(made, key))[0] == 200
+    book = (alice.folder / "invitations.json").read_bytes()
     revoke(alice, "bob")
+    assert said(alice, asked(made, key))[0] == 403
+    (alice.folder / "invitations.json").write_bytes(book)  # as from an old copy of the folder
     assert said(alice, asked(made, key))[0] == 403
     refused("revoked", alice.admit, signed_by(alice, "bob", 1))
 
@@ -364,6 +368,15 @@ def test_a_folder_that_is_taken_does_not_use_the_invitation_up(alice, tmp_path):
     assert list(Book.load(alice.folder).pending()) == ["bob"]
 
 
+def test_a_recipe_that_cannot_be_read_does_not_use_the_invitation_up(alice, tmp_path):
+    with Enrolment(alice.folder, HERE, 0) as service:
+        made = invited(alice, "bob", service.port).model_copy(update={"recipe": "clients = 4\nlater = 1\n"})
+        with pytest.raises(MaplError, match="later"):
+            join(made, [HERE], tmp_path / "bob")
+    assert list(Book.load(alice.folder).pending()) == ["bob"]
+    assert not (tmp_path / "bob").exists()
+
+
 def test_a_wrong_clock_is_a_sentence_and_the_identity_is_there(alice, tmp_path, monkeypatch):
     """The invitation is used up by then. The clock of whoever joins is four days slow."""
 
@@ -439,11 +452,15 @@ def test_a_bad_request_is_answered_with_one_sentence(request_, status, service):
     assert b"Python" not in head
 
 
-def test_a_request_without_end_is_cut_off(service):
+def test_a_request_without_end_is_cut_off_and_strangers_print_nothing(alice, capfd):
     """Whether the answer still arrives is left to the network: the other end goes on sending."""
-    got = exchanged(service, b"POST /" + b"a" * 2**20)
-    assert got == b"" or got.startswith(b"HTTP/1.0 400")
-    assert exchanged(service, post(b"{}")).startswith(b"HTTP/1.0 400"), "the next one is served"
+    with Enrolment(alice.folder, HERE, 0) as service:
+        got = exchanged(service, b"POST /" + b"a" * 2**22)
+        assert got == b"" or got.startswith(b"HTTP/1.0 400")
+        exchanged(service, b"no TLS at all", secured=False)
+        socket.create_connection((HERE, service.port)).close()
+        assert exchanged(service, post(b"{}")).startswith(b"HTTP/1.0 400"), "the next one is served"
+    assert capfd.readouterr() == ("", "")
 
 
 @given(st.binary(max_size=400))

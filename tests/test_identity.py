@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -173,6 +174,16 @@ def test_a_damaged_folder_is_one_sentence(name, damage, reason, network, tmp_pat
     refused(reason, Identity.load, folder)
 
 
+def test_an_authority_that_did_not_sign_itself(alice):
+    """Its key is right, but the rest of the certificate, such as how long it is valid, is somebody else's."""
+    lines = alice.ca_path.read_bytes().splitlines()
+    der = bytearray(base64.b64decode(b"".join(lines[1:-1])))
+    place = der.index(b"Z", 40) - 1  # in the seconds of when it begins
+    der[place] = ord("0") + (der[place] - ord("0") + 1) % 10
+    alice.ca_path.write_bytes(b"\n".join([lines[0], base64.b64encode(der), lines[-1], b""]))
+    refused("authority", Identity.load, alice.folder)
+
+
 def test_a_folder_of_something_else(tmp_path):
     assert "network.json" in refused("files", Identity.load, tmp_path)
     refused("files", Identity.load, tmp_path / "nowhere")
@@ -274,6 +285,41 @@ def test_even_the_authority_cannot_make_such_a_member(name, number, reason, alic
     assert list(alice.members()) == ["alice"]
 
 
+@pytest.mark.parametrize(
+    "change", ["an authority", "no purpose", "servers only", "no host", "two names", "no number", "01"]
+)
+def test_a_certificate_that_says_too_little_or_too_much(change, alice):
+    """The authority signed it, but it is none that this program makes."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    good = x509.load_pem_x509_certificate(signed_by(alice, "bob", 1))
+    parts = {type(extension.value): extension.value for extension in good.extensions}
+    name, number = NameOID.COMMON_NAME, NameOID.SERIAL_NUMBER
+    subject = [x509.NameAttribute(name, "bob"), x509.NameAttribute(number, "01" if change == "01" else "1")]
+    match change:
+        case "an authority":
+            parts[x509.BasicConstraints] = x509.BasicConstraints(ca=True, path_length=0)
+        case "no purpose":
+            del parts[x509.ExtendedKeyUsage]
+        case "servers only":
+            parts[x509.ExtendedKeyUsage] = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        case "no host":
+            del parts[x509.SubjectAlternativeName]
+        case "two names":
+            subject.append(x509.NameAttribute(name, "carol"))
+        case "no number":
+            subject.pop()
+    begins, expires = good.not_valid_before_utc, good.not_valid_after_utc
+    builder = x509.CertificateBuilder(good.issuer, x509.Name(subject), good.public_key(), 1, begins, expires)
+    for value in parts.values():
+        builder = builder.add_extension(value, critical=False)
+    key = certificates.read_key((alice.folder / "ca.key").read_bytes(), "")
+    pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    refused("number" if change == "01" else "format", alice.admit, pem)
+
+
 def test_a_member_is_remembered_in_the_usual_form(alice):
     pem = signed_by(alice, "bob", 1)
     member = alice.admit(b"a letter from bob\n" + pem.replace(b"\n", b"\r\n") + b"regards")
@@ -302,11 +348,12 @@ def test_the_newest_certificate_of_a_member_is_kept(alice, monkeypatch):
     assert alice.members()["bob"].certificate == newer
 
 
-def test_a_certificate_of_ones_own_name_changes_nothing(alice):
+def test_a_certificate_of_ones_own_name_changes_nothing(alice, monkeypatch):
+    at(monkeypatch, 100)
+    before = contents(alice.folder)
     alice.admit(signed_by(alice, "alice", 0))
     assert alice.members() == {"alice": alice.own}
-    assert contents(alice.folder).keys() == contents(Identity.load(alice.folder).folder).keys()
-    assert not list((alice.folder / "members").iterdir())
+    assert contents(alice.folder) == before
 
 
 @given(st.binary(max_size=9000))
@@ -431,6 +478,10 @@ def test_the_longest_list_is_still_accepted(alice, tmp_path):
     entries = tuple(revocations.Revoked(name=f"{'a' * 35}{n:05}", serial="f" * 40) for n in range(700))
     with pytest.raises(IdentityError, match="full"):
         revocations.signed(key, alice.network_id, 1, entries)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(revocations, "LIMIT", 2**20)
+        longer = revocations.signed(key, alice.network_id, 1, entries)
+    refused("format", alice.accept_revocations, longer.stored())
     fits = revocations.signed(key, alice.network_id, 1, entries[:500])
     assert alice.accept_revocations(fits.stored())
     assert len(alice.revoked_names()) == 500
@@ -506,6 +557,15 @@ def test_an_invitation_that_would_not_do_is_not_made(change, reason, alice, tmp_
     given = {"name": "carol", "at": f"{HERE}:7447", "path": Path("carol.invitation"), **change}
     refused(reason, lambda: invite(alice, **given))
     assert contents(tmp_path) == before
+
+
+def test_a_book_that_cannot_be_written_leaves_no_invitation(alice, tmp_path, monkeypatch):
+    def fails(*_):
+        raise IdentityError("files", "the disk is full")
+
+    monkeypatch.setattr(Book, "save", fails)
+    refused("files", invited, alice, "bob")
+    assert [path.name for path in tmp_path.iterdir()] == ["alice"]
 
 
 def test_when_all_numbers_are_taken(alice):

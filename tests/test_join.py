@@ -243,8 +243,8 @@ def test_a_durable_rounds_state_is_on_disk_before_the_round_is_reported(
     durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is slow. Without `durable` a round is reported while its checkpoint is still being written."""
-    synced, saved = mapl.runs.files.sync, list[int]()
-    monkeypatch.setattr("mapl.runs.checkpoint.sync", lambda paths: (time.sleep(0.2), synced(paths)))
+    written, saved = mapl.runs.files.write_parts, list[int]()
+    monkeypatch.setattr("mapl.runs.checkpoint.write_parts", lambda *a, **k: (time.sleep(0.2), written(*a, **k))[1])
     part = build_part(recipe("local", rounds=3), holds=[2])
     run_part(
         part,

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,9 @@ def dying(folder: Path, name: str, moment: str) -> None:
     """A run that is killed while it writes the file whose name begins so; `ahead`: which has since played two rounds."""
     write_parts = mapl.runs.files.write_parts
 
-    def write(aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path]) -> Path:
+    def write(
+        aside: Path, parts: Iterable[bytes | memoryview], path: Callable[[], Path], *more: Any, **rest: Any
+    ) -> Path:
         if aside.name.startswith(f".{name}"):
             parts = list(parts)
             if moment in ("half", "ahead"):
@@ -92,9 +95,9 @@ def dying(folder: Path, name: str, moment: str) -> None:
             while moment == "ahead" and lines(folder) < int(name) + 2:
                 time.sleep(0.001)
             if moment == "after":
-                write_parts(aside, parts, path)
+                write_parts(aside, parts, path, *more, **rest)
             os.kill(os.getpid(), signal.SIGKILL)
-        return write_parts(aside, parts, path)
+        return write_parts(aside, parts, path, *more, **rest)
 
     mapl.runs.checkpoint.write_parts = mapl.runs.files.write_parts = write
     mapl.run(recipe(), folder)

@@ -143,6 +143,17 @@ def test_no_letter_is_read_twice(tmp_path: Path) -> None:
     assert not post.seen.refused.by_sender  # type: ignore[attr-defined]
 
 
+def test_a_late_letter_of_another_form_is_no_reason_to_stop_waiting_for_the_one_of_this_round(tmp_path: Path) -> None:
+    """The letters of some methods change during a run. One that was sent twice arrives a round late."""
+    post = post_of(tmp_path, first=30.0)
+    wire = FakeWire(post, {"bob": {5: encode(letter(1, 5))}}, after=0.3)
+    other = replace(letter(1, 4), tensors={"y": torch.zeros(7)})
+    post.on_letter("bob", encode(other))
+    assert read(post, 5, (1,)) == [(1, 5)]
+    assert not post.seen.refused.by_sender  # type: ignore[attr-defined]
+    assert wire.asked_for == [("bob", 5)]
+
+
 def test_a_sender_that_is_ahead_is_read(tmp_path: Path) -> None:
     post = post_of(tmp_path)
     FakeWire(post, {"bob": {3: encode(letter(1, 7))}})

@@ -54,6 +54,16 @@ class Peers:
         self.weights = np.insert(self.weights, places, weight)
         self.samples = np.insert(self.samples, places, samples)
 
+    def forget(self, ids: NDArray[np.int64]) -> None:
+        """Remove peers, as if it had never met them. If they had weight, the others share it in proportion."""
+        gone = np.isin(self.ids, ids)
+        if not gone.any():
+            return
+        heard = self.weights[gone].any()
+        self.ids, self.weights, self.samples = self.ids[~gone], self.weights[~gone], self.samples[~gone]
+        if heard:  # otherwise the bits of the others stay as they are
+            self.weights = self.weights / self.weights.sum()
+
 
 @dataclass(kw_only=True)
 class Node:

@@ -237,6 +237,8 @@ class Recipe(Section):
         # What a method from elsewhere does is not asked: that would import it, and a fingerprint needs only the recipe.
         if self.network.topology.name == "none" or (":" not in self.method.name and is_silent(self)):
             tree["network"] = NOBODY.model_dump(mode="json", exclude={"transport"})
+        if tree["network"]["topology"]["name"] != "explore":
+            tree["network"]["topology"].pop("explore")
         return tree
 
     def fingerprint(self) -> str:

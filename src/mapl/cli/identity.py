@@ -188,7 +188,9 @@ def revoke_command(
     folder: Folder,
     name: Annotated[str, typer.Argument(help="The member to put out.")],
 ) -> None:
-    """Put a member out for good, or withdraw an invitation that nobody has used. The name is never used again.
+    """Put a member out for good, or withdraw an invitation that nobody has used.
+
+    The name of a member that was put out is never used again; its number is free for another.
 
     Running peers of the network take it in as soon as this peer tells them.
     """

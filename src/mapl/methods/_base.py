@@ -137,6 +137,7 @@ class Method(ABC, Generic[S]):
         """What the client shares with anyone who asks. None, the default, shares nothing.
 
         It must not change anything. Called once per round for a client with neighbours, whether or not anyone asks.
+        With the topology "explore" it is called for every client: others may ask one that asks nobody.
         If nobody asks in a round, return None: a letter that nobody reads is one that later letters cannot build on.
         """
         return None
@@ -145,6 +146,13 @@ class Method(ABC, Generic[S]):
         """Whether clients may ask this round for letters of peers whose previous letter they did not read.
 
         Letters that would build on earlier ones (`network.compress = "top-k"`) are then sent in full.
+        """
+        return False
+
+    def learns_graph(self) -> bool:
+        """Whether clients learn whom to listen to: `client.peers` has weight for those, and 0 for peers not wanted.
+
+        The topology "explore" needs that. It makes a client forget peers, which are then strangers again.
         """
         return False
 

@@ -154,6 +154,9 @@ class Courier(WithCourier[CourierSettings]):
         number = (round + 1) // self.settings.every
         return self.writes(round) and number & (number - 1) == 0
 
+    def learns_graph(self) -> bool:
+        return True
+
     def letter(self, client: Client, round: int) -> Letter | None:
         if not self.writes(round):
             return None

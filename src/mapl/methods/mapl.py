@@ -64,6 +64,9 @@ class Mapl(Method[MaplSettings]):
             return client.neighbours
         return client.neighbours[torch.from_numpy(~np.isin(client.neighbours.numpy(), dropped))]
 
+    def learns_graph(self) -> bool:
+        return self.settings.learn_graph
+
     def letter(self, client: Client, round: int) -> Letter:
         return client.letter(round, self.contents(client, round))
 

@@ -4,6 +4,7 @@ from mapl.network.accountant import check_accountant, epsilon
 from mapl.network.compress import CompressSettings, find_compressor
 from mapl.network.compressor import Compressor, float_names
 from mapl.network.encoded import EncodedPost
+from mapl.network.explore import Choice, ExploreSettings, explore
 from mapl.network.inbox import Inbox
 from mapl.network.inspection import inspect
 from mapl.network.ledger import Ledger
@@ -32,9 +33,11 @@ __all__ = [
     "THIS_ROUND",
     "TOPOLOGIES",
     "VERSION",
+    "Choice",
     "CompressSettings",
     "Compressor",
     "EncodedPost",
+    "ExploreSettings",
     "Inbox",
     "Ledger",
     "Letter",
@@ -54,6 +57,7 @@ __all__ = [
     "decode",
     "encode",
     "epsilon",
+    "explore",
     "find_compressor",
     "find_noise",
     "fingerprint",

@@ -21,6 +21,7 @@ from torch import Tensor
 from mapl.contents import check_digest
 from mapl.errors import MaplError, unknown
 from mapl.keys import NOBODY, key
+from mapl.network.explore import ExploreSettings
 
 Pairs = NDArray[np.int64]
 """Undirected edges, (E, 2)."""
@@ -40,6 +41,7 @@ class TopologySettings(BaseModel):
         None, description="Of what is in `path`. A run fills it in, and refuses another file when it is resumed."
     )
     every: int = Field(0, ge=0, description="Redraw the topology every this many rounds; 0 = never.")
+    explore: ExploreSettings = Field(ExploreSettings(), description="How a client looks around.")
 
 
 class Reach(Protocol):
@@ -89,6 +91,16 @@ class Topology:
         self.seed = seed
         self._drawn: tuple[int, Reach] | None = None
 
+    @property
+    def explores(self) -> bool:
+        """Whether a client asks only some of those that it can reach, by `network.explore`."""
+        return self.settings.name == "explore"
+
+    @property
+    def directed(self) -> bool:
+        """Whether a client may be asked by others while it asks nobody."""
+        return self.explores and self.clients > 1
+
     def neighbours(self, round: int, client: int) -> Tensor:
         """The sorted ids of the clients that `client` can reach in `round`, itself excluded."""
         if not 0 <= client < self.clients:
@@ -105,6 +117,8 @@ class Topology:
     def drawn_in(self, round: int) -> int:
         """Since which round the topology has been what it is in this one."""
         every = self.settings.every
+        if self.explores:  # anybody may ask anybody anew
+            return round
         return 0 if not every or self.settings.name in FIXED else round // every * every
 
     def _draw(self, epoch: int) -> Reach:
@@ -190,6 +204,11 @@ def file(clients: int, settings: TopologySettings, seed: int) -> Reach:
     return Sparse.of(np.array(pairs, dtype=np.int64).reshape(-1, 2), clients)
 
 
+def explore(clients: int, settings: TopologySettings, seed: int) -> Reach:
+    """Each client starts with a few contacts, asks a few strangers a round, and keeps those it listens to."""
+    return Full(clients)  # whom it can reach; whom it asks depends on whom it has met
+
+
 TOPOLOGIES: dict[str, Callable[[int, TopologySettings, int], Reach]] = {
     "full": full,
     "none": none,
@@ -198,6 +217,7 @@ TOPOLOGIES: dict[str, Callable[[int, TopologySettings, int], Reach]] = {
     "erdos-renyi": erdos_renyi,
     "small-world": small_world,
     "file": file,
+    "explore": explore,
 }
 """The known topologies by name; each is (clients, settings, seed) → who reaches whom."""
 

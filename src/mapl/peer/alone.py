@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mapl.errors import MaplError
 from mapl.peer.identity import Identity
-from mapl.peer.process import Say, believing, own_data, own_recipe
+from mapl.peer.process import Say, believing, own_data, own_recipe, shared_recipe
 from mapl.peer.settings import PeerSettings
 from mapl.recipe import NOBODY
 from mapl.runs.history import RECIPE, Record, load
@@ -29,7 +29,7 @@ def run_alone(
     """Train the peer's client by itself to the recipe's last round, or go on where that stopped."""
     with believing(settings, trust):
         identity = Identity.load(settings.identity)
-        recipe = own_recipe(identity.recipe(), settings).model_copy(update={"network": NOBODY})
+        recipe = own_recipe(shared_recipe(identity), settings).model_copy(update={"network": NOBODY})
         part = build_part(recipe, own_data(settings, identity), holds=[identity.number])
         folder = _folder(settings)
         if (folder / RECIPE).exists():

@@ -33,6 +33,8 @@ LIMIT = 64 * 1024
 """The largest request with its headers, in bytes."""
 SECONDS = 10.0
 """How long one connection may take, from the first byte to the last."""
+LINGER = 1.0
+"""Seconds in which the other end takes an answer whose request was not read to its end."""
 CONNECTIONS = 16
 """How many there may be at a time. The next one is closed at once."""
 POLL = 0.1
@@ -185,8 +187,18 @@ class _Handler(BaseHTTPRequestHandler):
     def finish(self) -> None:
         try:
             super().finish()
+            self._linger()
         finally:
             self.connection.close()
+
+    def _linger(self) -> None:
+        """Read what still comes, for a moment: to close before that would destroy the answer on its way."""
+        self.connection.shutdown(socket.SHUT_WR)
+        deadline, left = time.monotonic() + LINGER, 16 * LIMIT
+        while left > 0 and (seconds := deadline - time.monotonic()) > 0:
+            self.connection.settimeout(seconds)
+            got = len(self.connection.recv(LIMIT))
+            left = left - got if got else 0
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")

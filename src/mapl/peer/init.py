@@ -24,8 +24,8 @@ from mapl.peer.authority import agree
 from mapl.peer.identity import Identity
 from mapl.peer.invitations import QUIC
 from mapl.peer.names import check_address, join_address, split_address
-from mapl.peer.own import fitted, load
-from mapl.peer.process import believing, own_recipe
+from mapl.peer.own import fitted, load_own
+from mapl.peer.process import believing, own_recipe, shared_recipe
 from mapl.peer.settings import VERSION, DataSection, NetSection, PeerSettings, settings_of, to_toml
 from mapl.recipe import Recipe, Tree, has_letters
 from mapl.runs.files import write_aside
@@ -104,7 +104,7 @@ def prepare(
     tree = _tree(me, data, backbone, listen, connect, out)
     settings = settings_of(tree, out)
     with believing(settings, trust):
-        shared = me.recipe()
+        shared = shared_recipe(me)
         found, new = (None, None) if data is None else _own(settings, me)
         if data is None and me.agreement() is not None:
             raise MaplError(
@@ -159,7 +159,7 @@ def _seen_from(path: Path, file: Path) -> str:
 
 def _own(settings: PeerSettings, me: Identity) -> tuple[Dataset, Agreement | None]:
     """The peer's images, and what the network agrees on if this peer is the first to say so."""
-    found, agreed = load(settings.data), me.agreement()
+    found, agreed = load_own(settings.data), me.agreement()
     if len(torch.unique(found.train.labels)) < 2:
         raise MaplError(f"{str(settings.data.path)!r} has training images of one class only: there is nothing to learn")
     if agreed is not None:

@@ -1,7 +1,7 @@
-"""The letters that a peer has written. A letter is on disk before anybody can read it.
+"""The letters that a peer has written. A letter is in a file before anybody can read it.
 
-After a crash a peer may play a round again. It then sends the letter that it sent before, so nobody ever gets two
-different letters for one round.
+After kill -9 a peer may play a round again. It then sends the letter that it sent before, so nobody ever gets two
+different letters for one round. A power cut may lose the file; the letter is then computed again, from the same state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outbox:
         with self._lock:
             known = self._letters.get(round)
         if known is None:
-            write_aside(self.folder / f"{round:06}.letter", letter)
+            write_aside(self.folder / f"{round:06}.letter", letter, flush=False)
             with self._lock:
                 self._letters[round] = letter
                 old = sorted(self._letters)[: -self.keep]

@@ -19,7 +19,7 @@ MOST_NAMED = 40
 """How many classes a sentence lists."""
 
 
-def load(data: DataSection) -> Dataset:
+def load_own(data: DataSection) -> Dataset:
     """The data set as it is in its file or folder."""
     named = Recipe.of(data={"name": data.name}).model_copy(
         update={"data": DataSettings(name=data.name, folder=data.path)}

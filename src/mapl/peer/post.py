@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from mapl.network import Inbox, Letter, LetterError, Mail, Rounds, Schema, decode, encode
 from mapl.peer.outbox import NONE, Outbox
@@ -21,8 +23,13 @@ SHORTEST = 2.0
 """The shortest patience that 'auto' chooses, in seconds."""
 RETRY = 0.1
 """Seconds between requests to a member that cannot be reached."""
+_ROUND = re.compile(rb" round=([0-9]{12}) ")
 ASYNC_PATIENCE = 10.0
 """Seconds until a request for the newest letter is given up. Nobody waits for it."""
+
+
+class Stopped(Exception):
+    """The peer was asked to stop while it waited for letters. The round is played again when it goes on."""
 
 
 class Patience:
@@ -78,6 +85,7 @@ class PeerPost:
         length: int,
         silent_rounds: int = 3,
         device: torch.device | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.outbox = outbox
         self.numbers = numbers
@@ -88,6 +96,7 @@ class PeerPost:
         self.rounds = Rounds(late=wait.staleness, early=length)
         self.silent_rounds = silent_rounds
         self.device = device or torch.device("cpu")
+        self.stop = stop
         self.patience = Patience(wait)
         self.last = Exchanged()
         self.wire: Wire | None = None
@@ -102,6 +111,11 @@ class PeerPost:
         self._absent: set[str] = set()
         """Who missed the last deadline. They are asked, but not waited for, until they are heard of again."""
         self._alive: frozenset[str] = frozenset()
+
+    def reachable(self, own: int) -> Tensor:
+        """The sorted ids of the members that are known now, without those who missed the last deadline and are gone."""
+        gone = self._absent - self._wired().alive()
+        return torch.tensor([i for i, name in sorted(self.numbers().items()) if i != own and name not in gone])
 
     def on_letter(self, sender: str, data: bytes) -> None:
         """A letter arrived. Called from another thread."""
@@ -126,14 +140,16 @@ class PeerPost:
         round = _Gathering(mail.round, mail.requests[reader].tolist(), replace(mail.expects(reader), round=None))
         while True:
             round.meet(self.numbers())
-            self._ask(round, until)
             self._take(mail, round)
+            self._ask(round, until)
             left = until - time.monotonic()
             if left <= 0 or not round.open.keys() - self._absent:
                 break
             with self._changed:
                 if not self._arrived:
                     self._changed.wait(min(left, RETRY))
+            if self.stop():
+                raise Stopped
             self._maintain()
         return self._settled(round, time.monotonic() - started)
 
@@ -144,9 +160,16 @@ class PeerPost:
         for name in round.open:
             if self.wait.mode == "async" and name not in round.tried:
                 wire.ask(name, None, ASYNC_PATIENCE)
-            elif self.wait.mode == "sync" and left > 0 and not wire.asked(name):
+            elif self.wait.mode == "sync" and left > 0 and not self._is_asked(name):
                 wire.ask(name, round.number, left)
             round.tried.add(name)
+
+    def _is_asked(self, name: str) -> bool:
+        """Whether a request is open, or its answer has arrived. In this order: an answer arrives before its end."""
+        if self._wired().asked(name):
+            return True
+        with self._changed:
+            return name in self._arrived
 
     def _take(self, mail: Mail, round: _Gathering) -> None:
         """Check what has arrived. Letters that pass are kept until a newer one comes."""
@@ -159,26 +182,35 @@ class PeerPost:
             if data == NONE:  # it wrote no letter this round
                 round.open.pop(name, None)
                 continue
-            sender = round.asked[name]
+            claimed: int | None = None
             try:
-                letter = decode(data, replace(round.schema, sender=sender))
-                self._check_round(letter, name)
+                claimed = self._check_round(data, name)
+                letter = decode(data, replace(round.schema, sender=round.asked[name]))
             except LetterError as error:
-                mail.refused.add_error(sender, error)
-                round.open.pop(name, None)
-                continue
+                if error.reason == "round" or not self._is_late(claimed, round):
+                    mail.refused.add_error(round.asked[name], error)
+                    round.open.pop(name, None)
+                continue  # a late letter may look different: it fitted its own round
             if letter.round > self._read.get(name, -1):
                 self._kept[name] = letter
-            if letter.round >= round.number or self.wait.mode == "async":
+            if not self._is_late(letter.round, round):
                 round.open.pop(name, None)
 
-    def _check_round(self, letter: Letter, name: str) -> None:
-        """Refuse a replay, and a round that the run does not have."""
-        known = self._read.get(name, -1)
-        if letter.round < known:
-            raise LetterError("round", f"{name} sent its letter of round {letter.round} after that of round {known}")
-        if letter.round >= self.length:
-            raise LetterError("round", f"{name} sent a letter of round {letter.round}; the run has {self.length}")
+    def _is_late(self, claimed: int | None, round: _Gathering) -> bool:
+        """Whether a letter of that round leaves the one that was asked for still to come."""
+        return self.wait.mode == "sync" and claimed is not None and claimed < round.number
+
+    def _check_round(self, data: bytes, name: str) -> int | None:
+        """The round that a letter claims; None if it claims none. Refuses replays, and rounds that the run has not."""
+        found = _ROUND.search(data, 0, 4096)
+        if found is None:
+            return None
+        claimed, known = int(found[1]), self._read.get(name, -1)
+        if claimed < known:
+            raise LetterError("round", f"{name} sent its letter of round {claimed} after that of round {known}")
+        if claimed >= self.length:
+            raise LetterError("round", f"{name} sent a letter of round {claimed}; the run has {self.length}")
+        return claimed
 
     def _settled(self, round: _Gathering, waited: float) -> list[Letter]:
         """The letters that are read: of this round, or in their absence late ones."""

@@ -17,19 +17,19 @@ from mapl.errors import MaplError
 from mapl.methods._base import Centralised
 from mapl.network.letter import MOST
 from mapl.peer.enrolment import Enrolment
-from mapl.peer.identity import Identity
+from mapl.peer.identity import Identity, IdentityError
 from mapl.peer.names import split_address
 from mapl.peer.outbox import Outbox
-from mapl.peer.own import fitted, load
-from mapl.peer.post import PeerPost
+from mapl.peer.own import fitted, load_own
+from mapl.peer.post import PeerPost, Stopped
 from mapl.peer.settings import PeerSettings
 from mapl.peer.status import Status, serving_metrics
 from mapl.peer.wire import ZenohWire
 from mapl.plugins import looking, take_as_named
 from mapl.recipe import Recipe, flat, method_class
 from mapl.runs.exchange import LARGEST
-from mapl.runs.history import RECIPE, Record
-from mapl.runs.part import Part, build_part
+from mapl.runs.history import RECIPE, Record, Round, load
+from mapl.runs.part import Part, build_part, with_digests
 from mapl.runs.run import Observer, resume_part, run_part
 
 SECRET = "noise.key"
@@ -65,7 +65,7 @@ def believing(settings: PeerSettings, trust: bool) -> Iterator[None]:
 def _run(
     settings: PeerSettings, identity: Identity, stop: Callable[[], bool], observers: Sequence[Observer], say: Say
 ) -> Record:
-    shared = identity.recipe()
+    shared = shared_recipe(identity)
     recipe = own_recipe(shared, settings)
     part = build_part(
         recipe,
@@ -78,9 +78,15 @@ def _run(
     begun = (folder / RECIPE).exists()
     outbox = Outbox(settings.folder)
     post = PeerPost(
-        outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.engine.device
+        outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.engine.device, stop
     )
     part.transport = post
+
+    def look_again(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+        if identity.name in identity.revoked_names():
+            raise IdentityError("revoked", f"{identity.name!r} was revoked: nobody listens to it any more")
+        part.reachable = post.reachable(identity.number)
+
     limit = recipe.network.letter_limit or largest_letter(part)
     with ExitStack() as stack:
         wire = ZenohWire(identity, settings.net, outbox, post.on_letter, card(identity, shared, part), limit)
@@ -91,15 +97,24 @@ def _run(
         status = Status(settings, identity, part, post, wire, say)
         if settings.metrics is not None:
             stack.enter_context(serving_metrics(settings.metrics, status))
-        watching = [status.observe, *observers]
-        if begun:
-            record = resume_part(part, folder, observers=watching, stop=stop, warn=say, durable=True)
-        else:
-            record = run_part(part, folder, observers=watching, stop=stop, durable=True)
+        part.reachable = post.reachable(identity.number)
+        watching = [status.observe, look_again, *observers]
+        try:
+            if begun:
+                record = resume_part(part, folder, observers=watching, stop=stop, warn=say, durable=True)
+            else:
+                record = run_part(part, folder, observers=watching, stop=stop, durable=True)
+        except Stopped:
+            record = load(folder)
         if record.finished:
             wire.linger(settings.wait.linger, stop)
         status.end(record.finished)
     return record
+
+
+def shared_recipe(identity: Identity) -> Recipe:
+    """The network's recipe, as all members know it."""
+    return with_digests(identity.recipe())
 
 
 def own_recipe(shared: Recipe, settings: PeerSettings) -> Recipe:
@@ -118,7 +133,7 @@ def own_data(settings: PeerSettings, identity: Identity) -> dict[int, Dataset] |
     """The peer's own images. None: its share of the data that the recipe names."""
     if not settings.data.name:
         return None
-    found, agreed = load(settings.data), identity.agreement()
+    found, agreed = load_own(settings.data), identity.agreement()
     return {identity.number: found if agreed is None else fitted(found, agreed)}
 
 

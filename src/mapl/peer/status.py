@@ -102,7 +102,7 @@ class Status:
             "reopened": self.wire.reopened,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(self.path, json.dumps(self.tree, indent=1).encode())
+        write_aside(self.path, json.dumps(self.tree, indent=1).encode(), flush=False)
 
     def _compare_cards(self) -> None:
         """Say once per member which settings of its recipe are not those of ours."""

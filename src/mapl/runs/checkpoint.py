@@ -20,6 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import safetensors.torch
@@ -87,6 +88,8 @@ class Writer:
         self.after = after
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
+        self._written = Event()
+        self._written.set()
         self._stream: torch.cuda.Stream | None = None
 
     def __enter__(self) -> Writer:
@@ -107,7 +110,17 @@ class Writer:
         if any(tensor.is_cuda for tensor in tensors.values()):
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             copied = torch.cuda.current_stream().record_event()
-        self._writing = self._thread.submit(self._write, rounds, tensors, copies, copied)
+        self._written = Event()
+        self._writing = self._thread.submit(self._write, rounds, tensors, copies, copied, self._written)
+
+    def wait_for_file(self) -> None:
+        """Wait until the pending checkpoint is complete for whoever reads it, as after kill -9.
+
+        It may not be flushed to the disk yet. Raises its error if it failed.
+        """
+        self._written.wait()
+        if self._writing is not None and self._writing.done():
+            self.wait()
 
     def wait(self) -> Path | None:
         """Wait until the pending checkpoint is on disk and return its path. Raises its error if it failed."""
@@ -120,10 +133,15 @@ class Writer:
         tensors: Mapping[str, Tensor],
         copies: Copies,
         copied: torch.cuda.Event | None,
+        written: Event,
     ) -> Path:
-        self._bring(copies, copied)
-        sync(self.after)
-        path = self._write_parts(rounds, {name: _copy_of(tensor, copies) for name, tensor in tensors.items()})
+        try:
+            self._bring(copies, copied)
+            path = self._write_parts(rounds, {name: _copy_of(tensor, copies) for name, tensor in tensors.items()})
+        finally:
+            written.set()
+        # After a power cut the file may be damaged; its digest shows it, and the one before is still there.
+        sync([*self.after, path])
         for old in _newest_first(self.run)[self.keep :]:
             old.unlink(missing_ok=True)
         for left in path.parent.glob(".*"):  # by a process that was killed while writing
@@ -160,6 +178,7 @@ class Writer:
                 folder / f".{rounds:06d}.safetensors.{os.getpid()}",
                 parts,
                 lambda: folder / f"{rounds:06d}-{_beginning(digest)}.safetensors",
+                flush=False,
             )
 
 

@@ -14,7 +14,20 @@ from torch import Tensor
 from mapl.client import Client, Server
 from mapl.errors import MaplError
 from mapl.methods._base import Centralised, Method
-from mapl.network import Compressor, Inbox, Ledger, Letter, Mail, Noise, Schema, Topology, Transport, inspect, nbytes
+from mapl.network import (
+    Compressor,
+    Inbox,
+    Ledger,
+    Letter,
+    Mail,
+    Noise,
+    Schema,
+    Topology,
+    Transport,
+    explore,
+    inspect,
+    nbytes,
+)
 from mapl.network.noise import FROM_CLIENTS
 from mapl.network.refused import Counts, added
 from mapl.network.transport import LastRead, Leg
@@ -26,21 +39,39 @@ LARGEST = 2**32
 
 
 def look_around(
-    method: Method[Any], clients: Sequence[Client], server: Server | None, topology: Topology, round: int
+    method: Method[Any],
+    clients: Sequence[Client],
+    server: Server | None,
+    topology: Topology,
+    round: int,
+    reachable: Tensor | None = None,
 ) -> None:
     """Tell every node whom it can reach this round. With a server, a client reaches only the server.
 
     A single client reaches nobody: a server could only send its own letter back.
+
+    `reachable`: the sorted ids of the peers that can be reached at all, if not everybody can.
     """
     if not isinstance(method, Centralised):
         for client in clients:
-            client.neighbours = topology.neighbours(round, client.id)
+            near = topology.neighbours(round, client.id)
+            if reachable is not None:
+                near = near[torch.isin(near, reachable)]
+            client.neighbours = _explored(client, round, topology, near) if topology.explores else near
         return
     connected = topology.settings.name != "none" and topology.clients > 1
     for client in clients:
         client.neighbours = torch.tensor([topology.clients] if connected else [], dtype=torch.long)
     if server is not None:
         server.neighbours = torch.arange(topology.clients if connected else 0)
+
+
+def _explored(client: Client, round: int, topology: Topology, near: Tensor) -> Tensor:
+    """Whom a client asks of those near. It first forgets the peers that it no longer keeps."""
+    peers = client.peers
+    choice = explore(client.seed, client.id, round, topology.settings.explore, near.numpy(), peers.ids, peers.weights)
+    peers.forget(choice.forget)
+    return torch.from_numpy(choice.neighbours)
 
 
 @dataclass
@@ -64,6 +95,8 @@ class Exchange:
     """Since which round the topology has been what it is in this one."""
     read: dict[Leg, LastRead] = field(default_factory=dict)
     """What was read in earlier rounds, and now in this one."""
+    directed: bool = False
+    """Whether clients that reach nobody may be asked all the same."""
     released: Counter[int] = field(default_factory=Counter)
     """How many noisy letters each client has passed to the transport, asked for or not."""
     refused: Counts = field(default_factory=dict)
@@ -78,7 +111,8 @@ class Exchange:
         return [(client, inboxes.get(client.id, NOTHING)) for client in self.clients]
 
     def _between_peers(self) -> dict[int, Inbox]:
-        letters = {c.id: self._letter(c) for c in self.clients if len(c.neighbours)}
+        writers = [c for c in self.clients if self.directed or len(c.neighbours)]
+        letters = {c.id: self._letter(c) for c in writers}
         return self._send("letters", letters, self._requests())
 
     def _letter(self, client: Client) -> Letter | None:

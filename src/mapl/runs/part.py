@@ -71,6 +71,9 @@ class Part:
     compressor: Compressor | None = None
     """What compresses the letters on their way, if anything does."""
     ledger: Ledger = field(default_factory=Ledger)
+    reachable: torch.Tensor | None = None
+    """The sorted ids of the peers that the clients held here can reach. None: all, as far as the topology lets them.
+    A process that knows only some members sets it before a round."""
     round: int = 0
     """How many rounds have been played."""
     read: dict[Leg, LastRead] = field(default_factory=dict)
@@ -215,6 +218,7 @@ def build_part(
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
     method.mixing = recipe.network.mixing
     _check_mixing(method)
+    _check_explores(recipe, method)
     data = _checked(load_data(recipe) if data is None else data, recipe, held)
     shards = _shards(recipe, data, held, method.holds_out())
     first = next(iter(shards.values()))
@@ -425,6 +429,17 @@ def _check_mixing(method: Method[Any]) -> None:
         raise MaplError(
             f"network.mixing: got {method.mixing.kind!r}, but method {method.name!r} does not average several letters "
             "at a time, so there is nothing to make robust; leave it at 'mean'"
+        )
+
+
+def _check_explores(recipe: Recipe, method: Method[Any]) -> None:
+    """To look around, clients must find out whom to listen to. With a server, or without letters, they never look."""
+    if recipe.network.topology.name != "explore" or isinstance(method, Centralised) or method.silent:
+        return
+    if not method.learns_graph():
+        raise MaplError(
+            f"network.topology: got 'explore', but method {method.name!r} learns no graph here, so its clients would "
+            "not know whom to keep; take courier, mapl or mapl+, or another topology"
         )
 
 

@@ -27,7 +27,7 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
     seconds = clock.new_round()
     with clock.part("train"), explained(part):
         losses = part.engine.train_all(part.clients, t)
-    look_around(part.method, part.clients, part.server, part.topology, t)
+    look_around(part.method, part.clients, part.server, part.topology, t, part.reachable)
     with clock.part("evaluate"):
         tested = _test(part, t, "trained")
     before = part.ledger.messages, part.ledger.bytes
@@ -64,6 +64,7 @@ def exchange(part: Part, t: int) -> Exchange:
         compressor=part.compressor,
         drawn_in=part.topology.drawn_in(t),
         read=part.read,
+        directed=part.topology.directed,
     )
     pairs = letters.run()
     with watching_letters(part, pairs, t):

@@ -96,9 +96,9 @@ def run_part(
     """Carry out a part of a network from its first round and return its record.
 
     The folder is that of a run with the clients that the part holds; `mapl.runs.join` makes one run of those of all
-    parts. `durable`: a round's checkpoint is on disk before the round is reported, so with `checkpoint.every = 1`
+    parts. `durable`: a round's checkpoint is written before the round is reported, so with `checkpoint.every = 1`
     nothing of a round happens before the state after the last one is saved. A process that is killed then plays at most
-    the round that it was in again.
+    the round that it was in again. After a power cut it may be one round more.
     """
     folder = Path(folder)
     _check_new(part)
@@ -223,7 +223,7 @@ class _Loop:
     stop: Callable[[], bool]
     clock: Clock
     durable: bool = False
-    """Whether a round is over only when its checkpoint is on disk."""
+    """Whether a round is over only when its checkpoint is written."""
 
     def play(self, part: Part, folder: Path, last_hash: str) -> Record:
         """Play the rounds that are left. `last_hash` is that of the history's last line; empty if there is none."""
@@ -246,8 +246,10 @@ class _Loop:
                     if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
                         with clock.part("checkpoint"):
                             checkpoints.save(t + 1, bound(saved_state(part), history.before))
-                            if last or stopping or self.durable:
+                            if last or stopping:
                                 checkpoints.wait()
+                            elif self.durable:
+                                checkpoints.wait_for_file()
                     chain.append(folder / TIMES, times_line(t, seconds, history.before))
                 for observe in self.observers:
                     observe(recipe, line, seconds)

@@ -1,0 +1,212 @@
+"""Real peers: processes over QUIC with mutual TLS. They end with the simulation's bytes, and live through churn."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hosts
+from mapl import Recipe
+from mapl.analysis.clusters import share_inside
+from mapl.runs.history import load
+from mapl.runs.join import join
+from mapl.runs.run import run
+
+pytest.importorskip("zenoh")
+pytest.importorskip("cryptography")
+
+from mapl.peer.local import LocalNetwork, make_network
+from mapl.peer.settings import read_settings
+from mapl.peer.status import read_status
+from mapl.recipe import Tree
+
+pytestmark = pytest.mark.slow
+
+PATIENT: Tree = {"wait": {"patience": 120.0, "first": 120.0}}
+"""Nothing is missing, however busy the machine is."""
+FILES = ("history.jsonl", "graph.rows", "graph.index", "clients.json")
+
+
+@pytest.fixture(scope="module")
+def with_hosts() -> None:
+    if why := hosts.missing():
+        pytest.skip(why)
+
+
+def recipe(method: str, clients: int, rounds: int, **over: Any) -> Recipe:
+    alike: Tree = {"model": {"backbones": ["cnn"]}} if method in ("mapl+", "dfedavgm") else {}
+    # So that the graph is learned, too, in a few rounds.
+    settings: Tree = {"name": method, "warmup": 4} if method.startswith("mapl") else {"name": method}
+    return Recipe.of(
+        method=settings,
+        clients=clients,
+        rounds=rounds,
+        data="digits",
+        evaluate={"moment": "mixed"},
+        engine={"device": "cpu", "workers": 1},
+        train={"threads": 1},
+        **alike,
+        **over,
+    )
+
+
+def state(file: Path) -> Path:
+    return read_settings(file).folder
+
+
+def play(files: list[Path], seconds: float = 240, first: Callable[[int], object] | None = None) -> None:
+    """Start all peers and wait for their end."""
+    with LocalNetwork(files, first) as network:
+        network.start_all()
+        assert network.wait(seconds), "a peer has not ended"
+        assert [network.status(n) for n in range(len(files))] == [0] * len(files), logs(files)
+
+
+def logs(files: list[Path]) -> str:
+    return "\n".join(f"{file.parent.name}: {(file.parent / 'peer.log').read_text()[-2000:]}" for file in files)
+
+
+def assert_same_files(peers: list[Path], simulated: Path, tmp_path: Path) -> None:
+    join([state(file) / "run" for file in peers], tmp_path / "joined")
+    for name in FILES:
+        assert (tmp_path / "joined" / name).read_bytes() == (simulated / name).read_bytes(), name
+
+
+def assert_same_models(peers: list[Path], simulated: Path) -> None:
+    """Every tensor of every client's checkpoint, which has its model, its state and its row of W."""
+    from mapl.runs.checkpoint import latest
+
+    whole = latest(simulated, pytest.fail)
+    assert whole is not None
+    for number, file in enumerate(peers):
+        own = latest(state(file) / "run", pytest.fail)
+        assert own is not None
+        for section in (f"client.{number}.model", f"client.{number}.state"):
+            ours, theirs = own.section(section), whole.section(section)
+            assert ours.keys() == theirs.keys()
+            assert ours or section.endswith("state")
+            for name, tensor in ours.items():
+                assert tensor.equal(theirs[name]), (section, name)
+
+
+@pytest.mark.parametrize("method", ["courier", "mapl", "mapl+", "dfedavgm"])
+def test_eight_processes_end_with_the_bytes_of_the_simulation(method: str, tmp_path: Path) -> None:
+    made = recipe(method, clients=8, rounds=10)
+    files = make_network(tmp_path / "net", made, PATIENT)
+    play(files)
+    run(made, tmp_path / "simulated")
+    assert_same_files(files, tmp_path / "simulated", tmp_path)
+    assert_same_models(files, tmp_path / "simulated")
+
+
+def go_to(names: list[str], number: int) -> None:
+    hosts.enter(names[number])
+
+
+def test_peers_on_hosts_of_their_own_end_with_the_bytes_of_the_simulation(with_hosts: None, tmp_path: Path) -> None:
+    made = recipe("courier", clients=8, rounds=10)
+    with hosts.Hosts(8) as there:
+        files = make_network(tmp_path / "net", made, PATIENT, there.addresses)
+        play(files, first=functools.partial(go_to, there.names))
+    run(made, tmp_path / "simulated")
+    assert_same_files(files, tmp_path / "simulated", tmp_path)
+
+
+class Rounds:
+    """The rounds that each peer shows, watched: none may ever go back."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+        self.seen = [0] * len(files)
+
+    def look(self) -> list[int]:
+        for number, file in enumerate(self.files):
+            path = state(file) / "status.json"
+            if path.exists():
+                now = json.loads(path.read_text())["round"]
+                assert now >= self.seen[number], f"peer {number} went back from round {self.seen[number]} to {now}"
+                self.seen[number] = now
+        return self.seen
+
+
+def test_a_network_lives_through_kills_and_a_partition(with_hosts: None, tmp_path: Path) -> None:
+    """12 peers, 40 rounds: one killed every 3 s and started again 2 s later, and 10 s in which two halves are apart."""
+    peers, rounds = 12, 40
+    made = recipe("courier", peers, rounds)
+    calm = run(made, tmp_path / "calm").mean
+    draw, dead, kills = random.Random(0), dict[int, float](), 0
+    with hosts.Hosts(peers) as there:
+        files = make_network(tmp_path / "net", made, {"wait": {"staleness": 2}}, there.addresses)
+        watch = Rounds(files)
+        with LocalNetwork(files, functools.partial(go_to, there.names)) as network:
+            network.start_all()
+            began, next_kill, apart, healed = time.monotonic(), None, None, False
+            while (now := time.monotonic()) < began + 300:
+                seen = watch.look()
+                if next_kill is None:
+                    next_kill = now + 3 if min(seen) > 0 else None
+                elif now > next_kill and min(seen) < rounds:
+                    victim = draw.choice([n for n in range(peers) if n not in dead])
+                    if network.running(victim):
+                        network.kill(victim)
+                        dead[victim], kills = now + 2, kills + 1
+                    next_kill = now + 3
+                for number in [n for n, at in dead.items() if now > at]:
+                    network.start(number)
+                    del dead[number]
+                if apart is None and min(seen) >= 5:
+                    there.split(range(peers // 2))
+                    apart = now
+                elif apart is not None and not healed and now > apart + 10:
+                    there.heal()
+                    healed = True
+                if min(seen) == rounds and not dead and not any(map(network.running, range(peers))):
+                    break
+                time.sleep(0.1)
+            assert watch.look() == [rounds] * peers, logs(files)
+    assert kills >= 5
+    assert healed
+    records = [load(state(file) / "run") for file in files]
+    assert all([line.round for line in record.rounds] == list(range(rounds)) for record in records)
+    disturbed = sum(record.mean for record in records) / peers
+    assert disturbed > calm - 0.02, (disturbed, calm)
+
+
+def test_a_peer_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    made = recipe("courier", clients=2, rounds=12)
+    files = make_network(tmp_path / "net", made, PATIENT)
+    watch = Rounds(files)
+    with LocalNetwork(files) as network:
+        network.start_all()
+        until = time.monotonic() + 60
+        while min(watch.look()) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+        network.stop(1)  # SIGTERM: it finishes its round and saves
+        network.kill(0)
+        assert network.wait(60)
+        assert network.status(1) == 0
+        assert read_status(state(files[1]))["round"] >= 3
+    play(files)
+    run(made, tmp_path / "simulated")
+    assert_same_files(files, tmp_path / "simulated", tmp_path)
+
+
+def test_peers_that_look_around_find_their_clusters_with_a_part_of_the_letters(tmp_path: Path) -> None:
+    """From 3 contacts each, 12 peers end in the true clusters, as in the simulation, to the bit."""
+    peers, rounds = 12, 25
+    made = recipe("courier", peers, rounds, network={"topology": {"name": "explore"}})
+    files = make_network(tmp_path / "net", made, PATIENT)
+    play(files)
+    run(made, tmp_path / "simulated")
+    assert_same_files(files, tmp_path / "simulated", tmp_path)
+    joined = load(tmp_path / "joined")
+    assert share_inside(joined.weights(), [client.cluster for client in joined.clients]) == 1
+    assert (joined.weights() > 0).sum(1).min() > 1
+    assert joined.messages < 0.6 * peers * (peers - 1) * rounds
