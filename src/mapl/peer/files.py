@@ -1,4 +1,4 @@
-"""Files of an identity: whole or not there, secrets for their owner alone, one writer at a time."""
+"""Files of a peer: whole or not there, secrets for their owner alone, one writer at a time."""
 
 from __future__ import annotations
 
@@ -74,6 +74,15 @@ def write(path: Path, data: bytes, mode: int = PUBLIC) -> None:
         write_aside(path, data, mode)
     except OSError as error:
         raise IdentityError("files", f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+
+
+def made(folder: Path) -> Path:
+    """A folder, made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IdentityError("files", f"{str(folder)!r} cannot be made: {error.strerror or error}") from error
+    return folder
 
 
 def check_secret(path: Path) -> None:
