@@ -1,4 +1,4 @@
-"""Files of an identity: whole or not there, secrets for their owner alone, one writer at a time."""
+"""Files of a peer: whole or not there, secrets for their owner alone, one writer at a time."""
 
 from __future__ import annotations
 
@@ -68,12 +68,21 @@ def read(path: Path, limit: int) -> bytes:
     return data
 
 
-def write(path: Path, data: bytes, mode: int = PUBLIC) -> None:
+def write(path: Path, data: bytes, mode: int = PUBLIC, flush: bool = True) -> None:
     """Write a whole file, or leave what was there."""
     try:
-        write_aside(path, data, mode)
+        write_aside(path, data, mode, flush)
     except OSError as error:
         raise IdentityError("files", f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+
+
+def made(folder: Path) -> Path:
+    """A folder, made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IdentityError("files", f"{str(folder)!r} cannot be made: {error.strerror or error}") from error
+    return folder
 
 
 def check_secret(path: Path) -> None:

@@ -10,7 +10,7 @@ import re
 import threading
 from pathlib import Path
 
-from mapl.runs.files import write_aside
+from mapl.peer.files import made, write
 
 FOLDER = "letters"
 _NAME = re.compile(r"(\d{6,})\.letter")
@@ -22,8 +22,7 @@ class Outbox:
     """The newest `keep` letters of one peer, by round."""
 
     def __init__(self, state: Path, keep: int = 8) -> None:
-        self.folder = state / FOLDER
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = made(state / FOLDER)
         self.keep = keep
         self._lock = threading.Lock()
         self._letters: dict[int, bytes] = {}
@@ -42,7 +41,7 @@ class Outbox:
         with self._lock:
             known = self._letters.get(round)
         if known is None:
-            write_aside(self.folder / f"{round:06}.letter", letter, flush=False)
+            write(self.folder / f"{round:06}.letter", letter, flush=False)
             with self._lock:
                 self._letters[round] = letter
                 old = sorted(self._letters)[: -self.keep]

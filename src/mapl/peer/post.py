@@ -48,7 +48,10 @@ class Patience:
             return self.wait.first
         if self.wait.patience != "auto":
             return self.wait.patience
-        return max(SHORTEST, SLOWER * max(self._needed)) if self._needed else self.wait.first
+        if not self._needed:
+            return self.wait.first
+        # With a limit: a member that always answers just in time would make it several times as long every round.
+        return min(max(SHORTEST, SLOWER * max(self._needed)), SLOWER * self.wait.first)
 
     def note(self, waited: float, complete: bool) -> None:
         """An exchange is over. One that missed letters says nothing about how long they take."""

@@ -16,6 +16,7 @@ from mapl.data.dataset import Dataset
 from mapl.errors import MaplError
 from mapl.methods._base import Centralised
 from mapl.network.letter import MOST
+from mapl.peer import files
 from mapl.peer.enrolment import Enrolment
 from mapl.peer.identity import Identity, IdentityError
 from mapl.peer.names import split_address
@@ -143,10 +144,7 @@ def noise_secret(recipe: Recipe, folder: Path) -> bytes | None:
         return None
     path = folder / SECRET
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(os.urandom(32))
+        files.write(files.made(folder) / SECRET, os.urandom(32), files.SECRET)
     return path.read_bytes()
 
 

@@ -15,12 +15,12 @@ from typing import Any
 from mapl.errors import MaplError
 from mapl.names import printable
 from mapl.network.refused import added
+from mapl.peer.files import write
 from mapl.peer.identity import Identity
 from mapl.peer.post import PeerPost
 from mapl.peer.settings import PeerSettings
 from mapl.peer.wire import ZenohWire
 from mapl.recipe import Recipe
-from mapl.runs.files import write_aside
 from mapl.runs.history import Round
 from mapl.runs.part import Part
 
@@ -101,8 +101,8 @@ class Status:
             "refused": {names.get(i, str(i)): dict(reasons) for i, reasons in self.refused.items()},
             "reopened": self.wire.reopened,
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(self.path, json.dumps(self.tree, indent=1).encode(), flush=False)
+        # The outbox has made the folder.
+        write(self.path, json.dumps(self.tree, indent=1).encode(), flush=False)
 
     def _compare_cards(self) -> None:
         """Say once per member which settings of its recipe are not those of ours."""
@@ -132,7 +132,10 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], most: int = 
 
 
 def _shown(value: Any) -> str:
-    text = printable(json.dumps(value, ensure_ascii=False)) if not isinstance(value, str) else printable(value)
+    try:
+        text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    except RecursionError:  # it could be read, in a thread whose stack was shorter
+        text = "too deeply nested"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

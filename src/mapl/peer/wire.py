@@ -34,8 +34,12 @@ OPENING = 15.0
 GOODBYE = 0.5
 """Seconds in which those who are done hear it of each other."""
 MOST_NEWS = 256 * 1024
+MOST_REFUSED = 16
+"""After so many certificates that are refused, the rest of the news is not read: to check one takes time."""
 MOST_PENDING = 8
 """How many unanswered requests a sender keeps per member."""
+LONGEST_QUESTION = 100
+"""The longest request, in characters. None of ours is longer."""
 
 
 class Wire(Protocol):
@@ -161,6 +165,10 @@ class ZenohWire:
 
     def _on_query(self, query: Any) -> None:
         """A member asks for a letter. Who is not a member does not get here."""
+        # A request may be kept until the letter is written, with all that is in it.
+        if len(str(query.parameters)) > LONGEST_QUESTION or query.payload is not None or query.attachment is not None:
+            query.drop()
+            return
         parameters = dict(query.parameters)
         try:
             round = int(parameters["round"]) if "round" in parameters else None
@@ -314,11 +322,20 @@ class ZenohWire:
             if revocations:
                 self.identity.accept_revocations(revocations.encode())
             known = {member.certificate.decode() for member in self.identity.members().values()}
+            refused = 0
             for pem in certificates:
-                if pem not in known:
-                    self.identity.admit(pem.encode())
+                if pem not in known and refused < MOST_REFUSED:
+                    refused += not self._admit(pem.encode())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IdentityError):
             return  # no news of ours
+
+    def _admit(self, pem: bytes) -> bool:
+        """Whether the certificate is a member's. Those after one that was revoked, or has just ended, are read, too."""
+        try:
+            self.identity.admit(pem)
+        except IdentityError:
+            return False
+        return True
 
     def _ask_card(self, session: Any, name: str) -> None:
         def on_reply(reply: Any) -> None:
