@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check lint types docs clean
+.PHONY: help demo test check network lint types docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -25,8 +25,11 @@ test: $(STAMP) ## the tests to run after every change, a few minutes
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 check: $(STAMP) ## the slow rest of the tests; MAPL_DATA=folder adds those on published data
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m slow
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not network"
 	@$(BIN)/python tests/fuzz_letters.py
+
+network: $(STAMP) ## networks of 8 and 12 real peers, one after another: kills, partitions, equality (ten minutes)
+	@$(BIN)/python -m pytest -m network
 
 lint: $(STAMP) ## ruff, as CI runs it
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

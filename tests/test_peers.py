@@ -96,7 +96,9 @@ def assert_same_models(peers: list[Path], simulated: Path) -> None:
                 assert tensor.equal(theirs[name]), (section, name)
 
 
-@pytest.mark.parametrize("method", ["courier", "mapl", "mapl+", "dfedavgm"])
+@pytest.mark.parametrize(
+    "method", ["courier", *(pytest.param(name, marks=pytest.mark.network) for name in ("mapl", "mapl+", "dfedavgm"))]
+)
 def test_eight_processes_end_with_the_bytes_of_the_simulation(method: str, tmp_path: Path) -> None:
     made = recipe(method, clients=8, rounds=10)
     files = make_network(tmp_path / "net", made, PATIENT)
@@ -110,6 +112,7 @@ def go_to(names: list[str], number: int) -> None:
     hosts.enter(names[number])
 
 
+@pytest.mark.network
 def test_peers_on_hosts_of_their_own_end_with_the_bytes_of_the_simulation(with_hosts: None, tmp_path: Path) -> None:
     made = recipe("courier", clients=8, rounds=10)
     with hosts.Hosts(8) as there:
@@ -136,6 +139,7 @@ class Rounds:
         return self.seen
 
 
+@pytest.mark.network
 def test_a_network_lives_through_kills_and_a_partition(with_hosts: None, tmp_path: Path) -> None:
     """12 peers, 40 rounds: one killed every 3 s and started again 2 s later, and 10 s in which two halves are apart."""
     peers, rounds = 12, 40
@@ -198,6 +202,7 @@ def test_a_peer_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert_same_files(files, tmp_path / "simulated", tmp_path)
 
 
+@pytest.mark.network
 def test_peers_that_look_around_find_their_clusters_with_a_part_of_the_letters(tmp_path: Path) -> None:
     """From 3 contacts each, 12 peers end in the true clusters, as in the simulation, to the bit."""
     peers, rounds = 12, 25
