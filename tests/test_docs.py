@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from torch import nn
 
 import mapl
 from mapl import Recipe
+from mapl.peer.settings import PeerSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -45,6 +49,23 @@ def test_the_paper_points_to_names_that_exist() -> None:
         thing = importlib.import_module(module)
         for part in name.split("."):
             thing = getattr(thing, part)
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """A row of a table for every setting."""
+    for name, field in model.model_fields.items():
+        default = field.default
+        if isinstance(default, BaseModel):
+            yield from keys(type(default), f"{prefix}{name}.")
+            continue
+        text = json.dumps(str(default) if isinstance(default, Path) else default, default=str)
+        shown = "needed" if field.is_required() else "not set" if default is None else f"`{text}`"
+        yield f"| `{prefix}{name}` | {shown} | {field.description} |"
+
+
+def test_every_key_of_peer_toml_is_explained_with_its_default() -> None:
+    lines = (ROOT / "docs/peers.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("| `")][-len(list(keys(PeerSettings))) :] == [*keys(PeerSettings)]
 
 
 def test_the_backbone_and_the_results_of_the_guide(tmp_path: Path) -> None:
