@@ -108,6 +108,14 @@ def test_damage_is_named_with_file_and_line(bench: Bench, folder: Path, name: st
         mapl.load(folder).weights()
 
 
+def test_a_name_in_the_recipe_that_is_unknown_is_named_with_the_file(bench: Bench, folder: Path) -> None:
+    """One bit makes "map|" of "mapl"."""
+    edit("recipe.toml", lambda lines: [line.replace('"mapl"', '"map|"') for line in lines])(folder, bench)
+    for look in (mapl.load, mapl.resume):
+        with pytest.raises(MaplError, match=r"recipe\.toml\): unknown method 'map\|'"):
+            look(folder)
+
+
 def test_resume_repairs_a_torn_line_and_damage_after_a_checkpoint_and_says_so(bench: Bench, folder: Path) -> None:
     DAMAGES["last torn"][0](folder, bench)
     (folder / "times.jsonl").write_text("nonsense\n")

@@ -358,6 +358,8 @@ def validated(tree: Tree, source: str) -> Recipe:
         return Recipe.model_validate(_with_none(tree, Recipe))
     except ValidationError as error:
         raise MaplError(f"recipe ({source}): {_complaint(error.errors(), tree)}") from None
+    except MaplError as error:  # about a name that it finds nothing for
+        raise MaplError(f"recipe ({source}): {error}") from error
 
 
 def _check_version(version: Any, source: str) -> None:
