@@ -233,7 +233,7 @@ def test_a_connection_that_brings_letters_that_are_not_used_is_not_silent(tmp_pa
     """Whoever has fallen far behind gets the oldest letter that others still have, again and again."""
     post = post_of(tmp_path, staleness=0)
     ahead = encode(letter(1, 20))
-    wire = FakeWire(post, {"bob": {round: ahead for round in range(10)}})
+    wire = FakeWire(post, {"bob": dict.fromkeys(range(10), ahead)})
     assert [read(post, round, (1,)) for round in range(10)] == [[(1, 20)], *[[]] * 9]
     assert wire.silences == 0
 
