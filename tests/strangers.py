@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,9 +50,13 @@ def session(identity: Identity, dial: Sequence[str] = (), listen: str = "", **ov
 
 
 def close_all() -> None:
-    """Close every session. One that is left open can keep a process from ending."""
-    while OPEN:
-        OPEN.pop().close()
+    """Close every session, all at once. One that is left open can keep a process from ending."""
+    closing = [threading.Thread(target=one.close, daemon=True) for one in OPEN]
+    OPEN.clear()
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join(SECONDS)
 
 
 def ask(asking: Any, network: str, name: str, what: str = "newest", **more: Any) -> list[bytes]:

@@ -235,6 +235,18 @@ def test_a_connection_that_brings_nothing_for_some_rounds_is_opened_anew(tmp_pat
     assert wire.silences == 0
     read(post, 3)
     assert wire.silences == 1
+    for round in range(4, 7):  # the new one gets as many rounds
+        read(post, round)
+    assert wire.silences == 2
+
+
+def test_a_connection_that_brings_letters_that_are_not_used_is_not_silent(tmp_path: Path) -> None:
+    """Whoever has fallen far behind gets the oldest letter that others still have, again and again."""
+    post = post_of(tmp_path, staleness=0)
+    ahead = encode(letter(1, 20))
+    wire = FakeWire(post, {"bob": dict.fromkeys(range(10), ahead)})
+    assert [read(post, round, (1,)) for round in range(10)] == [[(1, 20)], *[[]] * 9]
+    assert wire.silences == 0
 
 
 def test_what_was_sent_once_is_sent_again_after_a_crash(tmp_path: Path) -> None:
@@ -272,6 +284,9 @@ def test_patience_follows_what_complete_rounds_needed() -> None:
         patience.note(0.01, complete=True)
     assert patience.seconds() == SHORTEST
     assert Patience(WaitSection(mode="async")).seconds() == 0.0
+    for _ in range(20):  # a member that always answers just in time
+        patience.note(0.99 * patience.seconds(), complete=True)
+    assert patience.seconds() <= SLOWER * 60.0
     fixed = Patience(WaitSection(patience=7.0, first=9.0))
     assert fixed.seconds() == 9.0
     fixed.note(0.1, complete=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mapl.errors import MaplError
 from mapl.peer.authority import create_network, invite
 from mapl.peer.enrolment import Enrolment
 from mapl.peer.invitations import Invitation
@@ -23,6 +26,8 @@ from mapl.runs.files import write_aside
 HOST = "127.0.0.1"
 PEER = "PEER.toml"
 LOG = "peer.log"
+PORTS = range(10_000, 32_000)
+"""Below those that the system gives to connections: while a peer is away, none of them takes its port."""
 
 
 def name_of(number: int) -> str:
@@ -70,14 +75,16 @@ def make_network(
 
 def free_ports(count: int) -> list[int]:
     """UDP ports that are free now, all different."""
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    ports = list(PORTS)
+    random.SystemRandom().shuffle(ports)
+    found: list[int] = []
+    for port in ports:
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.bind((HOST, port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise MaplError(f"there are no {count} free ports on {HOST}")
 
 
 class LocalNetwork:

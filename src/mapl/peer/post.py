@@ -104,7 +104,7 @@ class PeerPost:
         self.last = Exchanged()
         self.wire: Wire | None = None
         self.silent = 0
-        """How many rounds in a row brought no letter."""
+        """In how many rounds in a row nobody answered."""
         self._arrived: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._kept: dict[str, Letter] = {}
@@ -129,7 +129,9 @@ class PeerPost:
     def exchange(self, mail: Mail) -> dict[int, Inbox]:
         """An inbox for the client held here; see `Transport.exchange`."""
         wire = self._wired()
-        wire.maintain(silent=self.silent >= self.silent_rounds)
+        silent = self.silent >= self.silent_rounds
+        wire.maintain(silent)
+        self.silent = 0 if silent else self.silent  # the new connection gets as many rounds
         for reader in mail.requests:
             letter = mail.letters.get(reader)
             self.outbox.put(mail.round, NONE if letter is None else encode(letter))
@@ -182,6 +184,7 @@ class PeerPost:
             self._absent.discard(name)
             if name not in round.asked:
                 continue
+            round.heard = True
             if data == NONE:  # it wrote no letter this round
                 round.open.pop(name, None)
                 continue
@@ -224,7 +227,7 @@ class PeerPost:
         missing = [name for name in round.asked if name in round.open]
         self._absent.update(missing if self.wait.mode == "sync" else ())
         self.patience.note(waited, not missing)
-        self.silent = 0 if letters or not round.asked else self.silent + 1
+        self.silent = 0 if letters or round.heard or not round.asked else self.silent + 1
         late = sum(letter.round < round.number for letter in letters.values())
         self.last = Exchanged(len(round.asked), len(letters), late, missing, waited)
         return [_on(letter, self.device) for letter in letters.values()]
@@ -255,6 +258,8 @@ class _Gathering:
     open: dict[str, int] = field(default_factory=dict)
     """Those whose letter of this round has not arrived."""
     tried: set[str] = field(default_factory=set)
+    heard: bool = False
+    """Whether anybody answered, if only with a letter that has been read or is not used."""
 
     def meet(self, names: Mapping[int, str]) -> None:
         """Include members that were admitted meanwhile."""

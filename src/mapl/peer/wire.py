@@ -28,9 +28,14 @@ Answer = Callable[[str, bytes], None]
 NEWS_EVERY = 2.0
 """Seconds between news while somebody is connected who is not known yet."""
 CLOSING = 2.0
-"""How long a connection that is given up is waited for. If its links are bad, zenoh takes ten seconds."""
-OPENING = 15.0
-"""How long a port may still be held by the connection before."""
+"""How long a connection that is given up is waited for."""
+OPENING = 60.0
+"""How long a port may still be held by the connection before. A peer that trains is not given up lightly."""
+SETTLING = 10.0
+"""Seconds after which a connection may count as silent. It takes some until all members are connected again."""
+DIALLING = 3000
+"""Milliseconds after which dialling somebody is given up, until the next try. A connection that dials somebody who is
+not there takes so long to close. By default zenoh takes ten seconds."""
 GOODBYE = 0.5
 """Seconds in which those who are done hear it of each other."""
 MOST_NEWS = 256 * 1024
@@ -98,6 +103,7 @@ class ZenohWire:
         self._open: dict[str, int] = {}
         self._pending: list[tuple[float, int | None, Any]] = []
         self._session: Any = None
+        self._opened_at = 0.0
         self._members: frozenset[str] = frozenset()
         self._stopping = threading.Event()
         self._herald = threading.Thread(target=self._tell_news, name="news", daemon=True)
@@ -221,6 +227,7 @@ class ZenohWire:
     # Members come and go
 
     def maintain(self, silent: bool = False) -> None:
+        silent = silent and time.monotonic() > self._opened_at + SETTLING
         if silent or frozenset(self.identity.members()) != self._members:
             self.reopened += 1
             self._disconnect()
@@ -232,6 +239,7 @@ class ZenohWire:
         zenoh.init_log_from_env_or("off")  # RUST_LOG=info shows what it does
         self._members = frozenset(self.identity.members())
         self._session = session = self._opened()
+        self._opened_at = time.monotonic()
         self._kept = [
             session.declare_queryable(f"{self.me}/letters", self._on_query),
             session.declare_queryable(f"{self.me}/card", self._on_card_query),
@@ -368,6 +376,7 @@ def config(identity: Identity, net: NetSection, members: frozenset[str], limit: 
     put("scouting/multicast/enabled", net.discover == "lan")
     put("scouting/gossip/enabled", net.discover != "addresses")
     put("transport/shared_memory/enabled", False)  # on by default: 193 MB per process
+    put("transport/unicast/open_timeout", DIALLING)
     put("transport/link/tx/lease", int(1000 * net.lease))
     put("transport/link/rx/max_message_size", limit + 65536)
     # By default a full queue closes the connection after 5 s; here it waits half a second.
@@ -436,4 +445,5 @@ def _close(session: Any) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    """What zenoh says, without the place in its source."""
+    return str(error).splitlines()[0].split(" at /")[0][:200] if str(error) else type(error).__name__
