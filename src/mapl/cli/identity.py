@@ -95,6 +95,8 @@ def invite_command(
     made = invite(identity, name, at, path, number, days, again)
     say(f"invitation for {made.name}, number {made.number}, written to {path}: a secret, good once, for {days} days")
     say(f"while it is used, this has to run: mapl identity serve {folder} --listen {made.enrolment}")
+    if made.agreement is None:
+        say("it does not say which classes there are: for members' own data, mapl peer init --data comes before invite")
 
 
 @app.command("serve")
