@@ -24,7 +24,9 @@ from mapl.plugins import known
 from mapl.runs.exchange import letters_ahead, look_around
 from mapl.runs.part import build_part
 from mapl.runs.round import play_round
-from test_transports import all_of, in_parts
+from test_transports import Faulty, all_of, in_parts
+
+NOBODY = {"network": {"topology": {"name": "none"}}}
 
 ids = st.lists(st.integers(0, 40), unique=True).map(lambda found: np.array(sorted(found), dtype=np.int64))
 rules = st.builds(
@@ -233,6 +235,20 @@ def test_a_client_asks_only_those_it_can_reach_and_replaces_those_that_left() ->
     heard = set(client.peers.ids[client.peers.weights > 0].tolist()) - {client.id}
     inside = {one.id for one in part.clients if one.cluster == client.cluster} - {client.id, *left}
     assert inside & heard
+
+
+@pytest.mark.parametrize("name", ["courier", "mapl+"])
+def test_letters_that_are_lost_late_or_repeated_stop_nobody(name: str) -> None:
+    made = looking(name, rounds=12)
+    part = play(made, part=build_part(made, transport=Faulty(seed=0)))
+    for client in part.clients:
+        assert np.isclose(client.peers.weights.sum(), 1)
+        assert np.isfinite(client.peers.weights).all()
+    assert all(tensor.isfinite().all() for tensor in parameters(part).values())
+    nothing = play(made, part=build_part(made, transport=Faulty(seed=0, lost=1)))
+    assert [client.peers.ids.tolist() for client in nothing.clients] == [[client.id] for client in nothing.clients]
+    alone = play(mapl.Recipe.of(**mapl.recipe.merge(made.model_dump(mode="json"), NOBODY)))
+    assert_same(parameters(nothing), parameters(alone))
 
 
 def test_reach_limits_other_topologies_too() -> None:
