@@ -20,6 +20,10 @@ import torch
 if not torch.cuda.is_available():
     # Without a GPU its kernels run in Triton's interpreter, which has to be asked for before Triton is imported.
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton"):
+        from interpreter import quicken
+
+        quicken()
 
 import mapl.cli
 import mapl.methods.flt
