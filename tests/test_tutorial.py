@@ -78,7 +78,9 @@ class Laptops:
         program, words = self.words(name, line)
         with chdir(self.folders[name]):
             if program == "python":
-                runpy.run_path(words[0])
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(sys, "argv", words)
+                    runpy.run_path(words[0])
                 return
             result = CliRunner().invoke(app, words, catch_exceptions=False)
         assert result.exit_code == 0, f"{name}$ {line}\n{result.output}"
