@@ -1,8 +1,9 @@
 """Letters changed at random, on the wire and in memory: python tests/fuzz_letters.py [LETTERS]. `make check` runs it.
 
 Every letter is either read or refused for a reason. A letter that is read encodes to the bytes that it came from, so
-nothing about it changed silently. A letter that can be posted in memory gets the same verdict there as over bytes. No
-letter takes much time, and memory does not grow. The counts of all outcomes are printed.
+nothing about it changed silently. A letter that can be posted in memory gets the same verdict there as over bytes. Bytes
+also go through the transport of a peer, which gives the same verdict and reads no letter of a round that it should not
+read. No letter takes much time, and memory does not grow. The counts of all outcomes are printed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import get_args
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +26,13 @@ from conftest import small
 from mapl import Inbox, Letter
 from mapl.network import EncodedPost, LetterError, Mail, MemoryPost, Schema, decode, encode, inspect
 from mapl.network.letter import Reason, sealed
+from mapl.peer.outbox import NONE, Outbox
+from mapl.peer.settings import WaitSection
 from mapl.runs.part import build_part
 from mapl.runs.round import play_round
+
+if TYPE_CHECKING:
+    from mapl.peer.post import PeerPost
 
 Sample = tuple[Letter, Schema]
 """A good letter, and what its reader expects."""
@@ -34,6 +41,12 @@ KINDS = [
     ("proxyfl", "none"), ("dfedavgm", "none"), ("mapl", "bfloat16"), ("mapl", "int8"), ("mapl", "top-k"),
 ]  # fmt: skip
 READER = 10**9
+LENGTH = 3
+"""The number of rounds of the runs that the letters are of."""
+WAITS = [WaitSection(first=1e-9, patience=1e-9, staleness=staleness) for staleness in (0, 1, 5)]
+"""A peer that waits for nothing but what has arrived."""
+PEERS = find_spec("cryptography") is not None
+"""Whether peers are installed."""
 SPECIAL = [float("nan"), float("inf"), -float("inf"), -0.0, 3e38, -3e38, 1e-45, -9.0, 0.0, 2.0**63]
 
 
@@ -63,8 +76,8 @@ def good_letters() -> list[Sample]:
         backbones = ["fuzz_letters:tiny"] if name == "dfedavgm" else ["fuzz_letters:tiny", "fuzz_letters:tinier"]
         method = {"courier": "fuzz_letters:tiny", "features": 4} if name in ("courier", "proxyfl") else {}
         over = {"model": {"backbones": backbones}, "method": method, "network": {"compress": {"kind": compress}}}
-        part = build_part(small(name, rounds=3, **over), transport=Watched())
-        for t in range(3):
+        part = build_part(small(name, rounds=LENGTH, **over), transport=Watched())
+        for t in range(LENGTH):
             play_round(part, t)
     return [(replace(letter, tensors={n: t.clone() for n, t in letter.tensors.items()}), s) for letter, s in samples]
 
@@ -119,7 +132,17 @@ def resealed(header: bytes, payload: bytes) -> bytes:
     return sealed(data) if b" checksum=" in header else data
 
 
-ON_THE_WIRE: list[Callable[[random.Random, bytes], bytes]] = [flipped, cut, grown, edited_header, edited_payload]
+def renumbered(draw: random.Random, data: bytes) -> bytes:
+    """Another round or sender in the header."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    field, number = draw.choice([b"round=", b"round=", b"sender="]), draw.choice([0, 1, 2, LENGTH, 10**12 - 1])
+    at = data.index(field, 8, end) + len(field)
+    return resealed(data[8:at] + b"%012d" % number + data[at + 12 : end], data[end:])
+
+
+ON_THE_WIRE: list[Callable[[random.Random, bytes], bytes]] = [
+    flipped, cut, grown, edited_header, edited_payload, renumbered,
+]  # fmt: skip
 
 
 # Letters in memory
@@ -194,6 +217,73 @@ def verdict_of_bytes(data: bytes, schema: Schema) -> str:
     return "read"
 
 
+def verdict_of_peer(draw: random.Random, data: bytes, letter: Letter, schema: Schema) -> str:
+    """What a peer makes of an answer of the letter's sender: why it is refused, "read", or "unused".
+
+    It may have read the good letter before, and it may be a round ahead or behind.
+    """
+    from mapl.peer.post import PeerPost
+
+    wait = draw.choice(WAITS)
+    post = PeerPost(Nowhere(), lambda: {letter.sender: "sender"}, wait, LENGTH)
+    post.wire = Deaf()
+    now, before = draw.randrange(LENGTH), -1
+    if draw.random() < 0.2 and now > letter.round:
+        _, (found,) = peer_reads(post, encode(letter), letter.round, letter.sender, schema)
+        before = found.round
+    mail, read = peer_reads(post, data, now, letter.sender, schema)
+    refused = mail.refused.by_sender
+    assert refused.keys() <= {letter.sender}
+    reasons = list(refused.get(letter.sender, {}))
+    assert len(read) + sum(refused.get(letter.sender, {}).values()) <= 1
+    for found in read:
+        assert encode(found) == data, "a letter was read that has another encoding"
+        assert max(before + 1, now - wait.staleness) <= found.round < LENGTH, f"round {found.round} in round {now}"
+    outcome = "read" if read else reasons[0] if reasons else "unused"
+    if draw.random() < 0.05:
+        alone = verdict_of_bytes(data, replace(schema, sender=letter.sender, round=None))
+        # Its round alone is not enough: it may be a replay or beyond the run, too old, or read before.
+        assert outcome == alone or (alone == "read" and outcome in ("round", "unused")) or data == NONE
+    return outcome
+
+
+def peer_reads(post: PeerPost, data: bytes, round: int, sender: int, schema: Schema) -> tuple[Mail, Sequence[Letter]]:
+    """The letters that a peer takes from an answer, none or one."""
+    post.on_letter("sender", data)
+    requests = {READER: torch.tensor([sender])}
+    mail = Mail(round, "letters", {}, requests, lambda reader: schema, rounds=post.rounds)
+    return mail, post.exchange(mail)[READER].pile.letters
+
+
+class Nowhere(Outbox):
+    """An outbox that writes nothing to disk."""
+
+    def __init__(self) -> None:
+        pass
+
+    def put(self, round: int, letter: bytes) -> bytes:
+        return letter
+
+
+class Deaf:
+    """A connection over which nothing comes but what a test passes to the post itself."""
+
+    def ask(self, sender: str, round: int | None, patience: float) -> None:
+        pass
+
+    def asked(self, sender: str) -> bool:
+        return True
+
+    def alive(self) -> frozenset[str]:
+        return frozenset()
+
+    def written(self) -> None:
+        pass
+
+    def maintain(self, silent: bool = False) -> None:
+        pass
+
+
 def verdict_of_post(post: MemoryPost | EncodedPost, letter: Letter, schema: Schema) -> str:
     """Why the letter does not reach its reader, "read" if it does."""
     requests = {READER: torch.tensor([letter.sender])}
@@ -220,8 +310,9 @@ def fuzz(letters: int, seed: int = 0) -> Counter[str]:
             over_bytes = verdict_of_post(EncodedPost(), letter, schema)
             assert outcome == over_bytes, f"{outcome} in memory, {over_bytes} over bytes: {letter}"
         else:
-            outcome = verdict_of_bytes(draw.choice(ON_THE_WIRE)(draw, encoded[which]), schema)
-        assert outcome == "read" or outcome in get_args(Reason)
+            data = draw.choice(ON_THE_WIRE)(draw, encoded[which])
+            outcome = verdict_of_peer(draw, data, letter, schema) if PEERS else verdict_of_bytes(data, schema)
+        assert outcome in ("read", "unused", *get_args(Reason))
         outcomes[outcome] += 1
         slowest = max(slowest, time.process_time() - started)
     grown_by = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
