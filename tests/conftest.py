@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -27,6 +28,7 @@ if not torch.cuda.is_available():
 
 import mapl.cli
 import mapl.methods.flt
+import mapl.runs.run
 from mapl import Client, Dataset, Images, Inbox, Letter, Recipe
 from mapl.client import Peers
 from mapl.network import Mail, MemoryPost
@@ -57,6 +59,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a test makes the package remember is not remembered for the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+REAL_LASTING = mapl.runs.run.lasting
+"""What a run does about the garbage collector, for the test of it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_collections() -> Iterator[None]:
+    """A run collects garbage before its first round. In a process of tests that takes longer than most runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mapl.runs.run.lasting", nullcontext)
         yield
 
 

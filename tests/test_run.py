@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import mapl
-from conftest import assert_same, made_of, parameters, play, row_of, small, stop_after, written
+from conftest import REAL_LASTING, assert_same, made_of, parameters, play, row_of, small, stop_after, written
 from mapl import MaplError, Recipe
 from mapl.methods.local import Local
 from mapl.recipe import to_toml
@@ -417,7 +417,8 @@ def test_the_three_lines_of_the_package_documentation(tmp_path):
     assert json.loads((tmp_path / "run" / "history.jsonl").read_text())["round"] == 0
 
 
-def test_what_a_run_begins_with_is_no_business_of_the_garbage_collector_until_it_ends(tmp_path):
+def test_what_a_run_begins_with_is_no_business_of_the_garbage_collector_until_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("mapl.runs.run.lasting", REAL_LASTING)
     frozen = []
     mapl.run(small("mapl", rounds=2), tmp_path / "run", observers=[lambda *_: frozen.append(gc.get_freeze_count())])
     assert min(frozen) > 0
