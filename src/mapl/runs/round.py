@@ -64,7 +64,8 @@ def exchange(part: Part, t: int) -> Exchange:
         compressor=part.compressor,
         drawn_in=part.topology.drawn_in(t),
         read=part.read,
-        directed=part.topology.directed,
+        # Who can reach nobody now may still be asked: by somebody who comes back, or whom this process does not know yet.
+        directed=part.topology.directed or (part.reachable is not None and part.topology.settings.name != "none"),
     )
     pairs = letters.run()
     with watching_letters(part, pairs, t):
