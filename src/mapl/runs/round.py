@@ -64,7 +64,7 @@ def exchange(part: Part, t: int) -> Exchange:
         compressor=part.compressor,
         drawn_in=part.topology.drawn_in(t),
         read=part.read,
-        # Who can reach nobody now may still be asked: by somebody who comes back, or whom this process does not know yet.
+        # Who reaches nobody now may still be asked, by somebody who comes back or is not known here yet.
         directed=part.topology.directed or (part.reachable is not None and part.topology.settings.name != "none"),
     )
     pairs = letters.run()
