@@ -9,6 +9,7 @@ read. No letter takes much time, and memory does not grow. The counts of all out
 from __future__ import annotations
 
 import random
+import re
 import resource
 import sys
 import time
@@ -222,7 +223,7 @@ def verdict_of_peer(draw: random.Random, data: bytes, letter: Letter, schema: Sc
 
     It may have read the good letter before, and it may be a round ahead or behind.
     """
-    from mapl.peer.post import PeerPost
+    from mapl.peer.post import OF_THE_ROUND, PeerPost
 
     wait = draw.choice(WAITS)
     post = PeerPost(Nowhere(), lambda: {letter.sender: "sender"}, wait, LENGTH)
@@ -242,9 +243,17 @@ def verdict_of_peer(draw: random.Random, data: bytes, letter: Letter, schema: Sc
     outcome = "read" if read else reasons[0] if reasons else "unused"
     if draw.random() < 0.05:
         alone = verdict_of_bytes(data, replace(schema, sender=letter.sender, round=None))
-        # Its round alone is not enough: it may be a replay or beyond the run, too old, or read before.
-        assert outcome == alone or (alone == "read" and outcome in ("round", "unused")) or data == NONE
+        # A peer looks at the round first: a replay, or a round beyond the run, is refused whatever else is wrong.
+        # A late letter that passes its checks may be too old, and one of another form was made for another round.
+        unused = alone == "read" or data == NONE or (alone in OF_THE_ROUND and claimed(data) < now)
+        assert outcome in ("round", alone) or (outcome == "unused" and unused), (outcome, alone)
     return outcome
+
+
+def claimed(data: bytes) -> int:
+    """The round that a letter claims; one that claims none is nobody's."""
+    found = re.search(rb" round=([0-9]{12}) ", data)
+    return int(found[1]) if found else LENGTH
 
 
 def peer_reads(post: PeerPost, data: bytes, round: int, sender: int, schema: Schema) -> tuple[Mail, Sequence[Letter]]:

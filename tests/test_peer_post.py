@@ -154,6 +154,14 @@ def test_a_late_letter_of_another_form_is_no_reason_to_stop_waiting_for_the_one_
     assert wire.asked_for == [("bob", 5)]
 
 
+def test_a_late_letter_that_is_damaged_is_counted_and_the_one_of_this_round_is_awaited(tmp_path: Path) -> None:
+    post = post_of(tmp_path, first=30.0)
+    FakeWire(post, {"bob": {5: encode(letter(1, 5))}}, after=0.3)
+    post.on_letter("bob", encode(letter(1, 4))[:-3])
+    assert read(post, 5, (1,)) == [(1, 5)]
+    assert post.seen.refused.by_sender == {1: {"checksum": 1}}  # type: ignore[attr-defined]
+
+
 def test_a_sender_that_is_ahead_is_read(tmp_path: Path) -> None:
     post = post_of(tmp_path)
     FakeWire(post, {"bob": {3: encode(letter(1, 7))}})

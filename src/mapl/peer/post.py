@@ -23,6 +23,8 @@ SHORTEST = 2.0
 """The shortest patience that 'auto' chooses, in seconds."""
 RETRY = 0.1
 """Seconds between requests to a member that cannot be reached."""
+OF_THE_ROUND = ("names", "shape", "dtype", "range")
+"""What may be right in one round and wrong in another. A late letter was made for its own round."""
 _ROUND = re.compile(rb" round=([0-9]{12}) ")
 ASYNC_PATIENCE = 10.0
 """Seconds until a request for the newest letter is given up. Nobody waits for it."""
@@ -193,10 +195,12 @@ class PeerPost:
                 claimed = self._check_round(data, name)
                 letter = decode(data, replace(round.schema, sender=round.asked[name]))
             except LetterError as error:
-                if error.reason == "round" or not self._is_late(claimed, round):
+                late = self._is_late(claimed, round)
+                if not (late and error.reason in OF_THE_ROUND):
                     mail.refused.add_error(round.asked[name], error)
+                if error.reason == "round" or not late:
                     round.open.pop(name, None)
-                continue  # a late letter may look different: it fitted its own round
+                continue
             if letter.round > self._read.get(name, -1):
                 self._kept[name] = letter
             if not self._is_late(letter.round, round):
