@@ -22,7 +22,7 @@ SLOWER = 5.0
 SHORTEST = 2.0
 """The shortest patience that 'auto' chooses, in seconds."""
 RETRY = 0.1
-"""Seconds between requests to a member that cannot be reached."""
+"""Seconds between looks at who is a member, and between requests to one that cannot be reached."""
 OF_THE_ROUND = ("names", "shape", "dtype", "range")
 """What may be right in one round and wrong in another. A late letter was made for its own round."""
 _ROUND = re.compile(rb" round=([0-9]{12}) ")
@@ -145,8 +145,12 @@ class PeerPost:
         started = time.monotonic()
         until = started + self.patience.seconds()
         round = _Gathering(mail.round, mail.requests[reader].tolist(), replace(mail.expects(reader), round=None))
+        look = started
         while True:
-            round.meet(self.numbers())
+            if time.monotonic() >= look:  # not at every letter: it reads the files of the members
+                self._maintain()
+                round.meet(self.numbers())
+                look = time.monotonic() + RETRY
             self._take(mail, round)
             self._ask(round, until)
             left = until - time.monotonic()
@@ -157,7 +161,6 @@ class PeerPost:
                     self._changed.wait(min(left, RETRY))
             if self.stop():
                 raise Stopped
-            self._maintain()
         return self._settled(round, time.monotonic() - started)
 
     def _ask(self, round: _Gathering, until: float) -> None:

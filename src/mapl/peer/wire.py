@@ -140,7 +140,8 @@ class ZenohWire:
         try:
             session.get(
                 f"{self.prefix}/{sender}/letters?{which};wait={patience:.3f}",
-                zenoh.handlers.Callback(on_reply, on_end),
+                # Called by zenoh's own thread: both are short, and a thread for every letter takes longer than they do.
+                zenoh.handlers.Callback(on_reply, on_end, indirect=False),
                 timeout=max(0.05, patience),
                 consolidation=zenoh.ConsolidationMode.NONE,
             )
