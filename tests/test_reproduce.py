@@ -26,12 +26,12 @@ from mapl.analysis.control import control_of, twins
 from mapl.cli.app import app
 from mapl.errors import Busy, MaplError
 from mapl.paper import cells, find_cell
-from mapl.paper.carry_out import RUNS, carry_out, opened
+from mapl.paper.carry_out import carry_out, opened
 from mapl.paper.cost import Rates, images_a_round
 from mapl.paper.plan import names, plan
 from mapl.paper.protocol import SCALES, Protocol
 from mapl.paper.statistics import at_age, filled, paired, results
-from mapl.paper.store import Store, StoredRun, key_of
+from mapl.paper.store import RUNS, Store, StoredRun, key_of
 from mapl.paper.tables import TABLES
 
 SMOKE = Protocol("smoke")

@@ -23,9 +23,6 @@ from mapl.runs.history import RECIPE, Record, Round, load_recipe, write_recipe
 from mapl.runs.part import keeping_data
 from mapl.runs.run import Observer, resume, run
 
-RUNS = "runs"
-"""The folder, inside the store's, of runs in progress."""
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -35,6 +32,7 @@ class Moment:
     number: int
     """Which of the remaining runs this is, counted from 1."""
     total: int
+    """How many runs there are, as far as is known now."""
     round: int
     """Rounds of this run that were played."""
     left: float | None
@@ -69,15 +67,35 @@ def carry_out(
 
     `stop` is called after every round, as in `mapl.run`. A run that it ends is saved, and continues the next time.
     """
+
+    def agenda(store: Store, rates: Rates) -> list[Work]:
+        return [work for work in works if work.key not in store]
+
+    return follow(agenda, store, watch=watch, stop=stop, warn=warn)
+
+
+Agenda = Callable[[Store, Rates], Sequence[Work]]
+"""What to run now, in order. It is asked before every run, with what earlier ones took."""
+
+
+def follow(
+    agenda: Agenda,
+    store: Store,
+    *,
+    watch: Watcher = lambda moment: None,
+    stop: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] = lambda message: None,
+) -> bool:
+    """Run the first of the agenda until it is empty. Returns false if `stop` came before that."""
     _sweep(store)
-    left = [work for work in works if work.key not in store]
+    done, left = 0, agenda(store, Rates())
     rates = Rates.of(store.runs.values(), left[0].recipe) if left else Rates()
     with keeping_data():
-        for number, work in enumerate(left):
+        while left := agenda(store, rates):
             if stop():
                 return False
-            progress = _Progress(number, left, rates, watch)
-            record = _run(work, store.folder / RUNS / work.key, progress, stop, warn)
+            work, progress = left[0], _Progress(done, left, rates, watch)
+            record = _run(work, store.running(work.key), progress, stop, warn)
             if not record.finished:
                 return False
             stored = summarise(work, record, progress.setup)
@@ -86,14 +104,15 @@ def carry_out(
             progress.tell(stored.rounds, over=True)
             shutil.rmtree(record.folder)
             _free()
+            done += 1
     return True
 
 
 class _Progress:
-    """Measures one run, and says how long the whole plan will take."""
+    """Measures the first run of the agenda, and says how long all of it will take."""
 
-    def __init__(self, number: int, works: Sequence[Work], rates: Rates, watch: Watcher):
-        self.works, self.number, self.rates, self.watch = works, number, rates, watch
+    def __init__(self, done: int, left: Sequence[Work], rates: Rates, watch: Watcher):
+        self.done, self.agenda, self.rates, self.watch = done, left, rates, watch
         self.start = time.perf_counter()
         self.played = 0
         self.setup = 0.0
@@ -109,11 +128,11 @@ class _Progress:
         self.tell(line.round + 1)
 
     def tell(self, played: int, over: bool = False) -> None:
-        left = None
+        this, left = self.agenda[0], None
         if self.rates.known:
-            rest = sum(self.rates.estimate(work.recipe) for work in self.works[self.number + 1 :])
-            left = rest + (0.0 if over else self.rates.estimate(self.works[self.number].recipe, played))
-        self.watch(Moment(self.works[self.number], self.number + 1, len(self.works), played, left, over))
+            rest = sum(self.rates.estimate(work.recipe) for work in self.agenda[1:])
+            left = rest + (0.0 if over else self.rates.estimate(this.recipe, played))
+        self.watch(Moment(this, self.done + 1, self.done + len(self.agenda), played, left, over))
 
 
 def _run(work: Work, folder: Path, observer: Observer, stop: Callable[[], bool], warn: Callable[[str], None]) -> Record:
@@ -128,7 +147,7 @@ def _run(work: Work, folder: Path, observer: Observer, stop: Callable[[], bool],
 
 def _sweep(store: Store) -> None:
     """Remove the folders of runs that are in the store, in case a kill came between the two."""
-    for folder in (store.folder / RUNS).glob("*"):
+    for folder in store.begun():
         if folder.name in store:
             shutil.rmtree(folder)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mapl.paper.carry_out import Moment, Watcher
     from mapl.paper.plan import Work
     from mapl.paper.protocol import Protocol
+    from mapl.paper.queue import Queue
     from mapl.paper.statistics import CellResult
     from mapl.paper.store import Store
 
@@ -50,6 +51,12 @@ def reproduce_command(
         Literal["balanced", "released", "paper"], typer.Option(help="What MAPL computes (docs/graph.md).")
     ] = "balanced",
     settings: SetOption = None,
+    following: Annotated[
+        bool, typer.Option("--next", help="No table: run what is worth most next (docs/reproduce.md has the rule).")
+    ] = False,
+    others: Annotated[
+        list[Path] | None, typer.Option("--merge", help="Add the results of another such folder. Repeatable.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("reproduction"),
     plan_only: Annotated[bool, typer.Option("--plan", help="Say what would be run and how long it takes.")] = False,
     page: Annotated[bool, typer.Option("--page", help="Also write a page with tables and figures.")] = False,
@@ -59,7 +66,8 @@ def reproduce_command(
 
     Examples: [bold]mapl reproduce res_hetero --scale smoke[/bold] tries everything in minutes;
     [bold]mapl reproduce res_hetero --rows 1 --columns CIFAR10 --seeds 3[/bold] is one column of a scenario;
-    what was stopped goes on with the same command; [bold]mapl reproduce --page[/bold] writes the page of what there is.
+    what was stopped goes on with the same command; [bold]mapl reproduce --page[/bold] writes the page of what there is;
+    [bold]mapl reproduce --next --budget-minutes 25[/bold] fills half an hour with what is worth most.
     """
     from mapl.paper import complexity
     from mapl.paper.carry_out import opened
@@ -67,12 +75,21 @@ def reproduce_command(
     from mapl.paper.protocol import Protocol
     from mapl.paper.store import Store
 
+    if following and (table or rows or columns or seeds != 1 or form != "balanced"):
+        raise MaplError(
+            "--next chooses cells, seeds and forms itself: give it no table, --rows, --columns, --seeds, --form"
+        )
+    if others:
+        _merge(others, out)
+    protocol = Protocol(scale, rounds, tuple(settings or ()), form)
+    if following:
+        _next(protocol, out, budget_minutes, plan_only, page, as_json)
+        return
     if table is None:
         _listing(out, as_json)
         if page:
             _write_page(Store(out))
         return
-    protocol = Protocol(scale, rounds, tuple(settings or ()), form)
     wanted, across = _words(rows), _words(columns)
     works = plan(table, protocol, seeds, wanted, across)
     if plan_only:
@@ -96,6 +113,78 @@ def reproduce_command(
         print("stopped and saved; the same command goes on from here", file=sys.stderr)
         if time.monotonic() < end:
             sys.exit(interrupt.status)
+
+
+def _next(
+    protocol: Protocol, out: Path, budget_minutes: float | None, plan_only: bool, page: bool, as_json: bool
+) -> None:
+    """`--next`: run what is worth most, as far as the budget goes."""
+    from mapl.paper.carry_out import follow, opened
+    from mapl.paper.queue import Queue
+    from mapl.paper.store import Store
+
+    queue = Queue(protocol)
+    if plan_only:
+        _say_stages(queue, Store(out), budget_minutes, as_json)
+        return
+    end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
+    with opened(out) as store:
+        _say_stages(queue, store, budget_minutes, as_json)
+        interrupt = Interrupt()
+        with interrupt, _watching(as_json) as watch:
+            agenda = queue.agenda(lambda: end - time.monotonic())
+            follow(agenda, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=warn)
+        if not as_json:
+            _say_filled(store, len(queue.left(store)))
+        if page:
+            _write_page(store)
+    if interrupt():
+        print("stopped and saved; the same command goes on from here", file=sys.stderr)
+        sys.exit(interrupt.status)
+
+
+def _say_stages(queue: Queue, store: Store, budget_minutes: float | None, as_json: bool) -> None:
+    """The steps of the rule, how much of each is done, and what the budget is enough for."""
+    from mapl.paper.cost import Rates
+    from mapl.paper.queue import fitting
+
+    left = queue.left(store)
+    rates = Rates.of(store.runs.values(), left[0].recipe) if left else Rates()
+    for number, stage in enumerate(queue.stages(store), 1):
+        entry = {"event": "stage", "stage": number, "title": stage.title, "runs": len(stage.works)}
+        entry["left"] = len(stage.left(store))
+        done = len(stage.works) - len(stage.left(store))
+        print(json.dumps(entry) if as_json else f"{number}. {stage.title}: {done} of {len(stage.works)} runs done")
+    seconds = sum(rates.estimate(work.recipe) for work in left) if rates.known else None
+    fits = [] if budget_minutes is None or not rates.known else fitting(left, store, rates, 60 * budget_minutes)
+    if as_json:
+        print(json.dumps({"event": "plan", "left": len(left), "seconds": seconds, "fits": [w.title() for w in fits]}))
+        return
+    when = f", about {duration(seconds)}" if seconds is not None else ", time not known yet"
+    print(f"{len(left)} runs with data on this machine to go{when if left else ''}", flush=True)
+    if fits:
+        print(
+            f"of these, about {len(fits)} end in {budget_minutes:g} minutes; the first is {fits[0].title()}", flush=True
+        )
+
+
+def _say_filled(store: Store, left: int) -> None:
+    from mapl.paper.statistics import filled
+
+    say(f"{sum(filled(store).values())} of {len(cells())} cells are filled in {store.folder}; {left} runs to go")
+
+
+def _merge(others: Sequence[Path], out: Path) -> None:
+    """`--merge`: add what other stores have."""
+    from mapl.paper.carry_out import opened
+    from mapl.paper.queue import merge
+
+    with opened(out) as store:
+        for folder in others:
+            new, different = merge(store, folder)
+            say(f"{new} new runs from {folder}", sys.stderr)
+            if different:
+                warn(f"{different} runs are in {folder} too, with other results: those in {out} are kept")
 
 
 def _write_page(store: Store) -> None:

@@ -32,13 +32,14 @@ def _views(recipe: Recipe) -> int:
     return method_class(recipe.method.name).views
 
 
-Kind = tuple[int, tuple[str, ...], tuple[int, ...]]
+Kind = tuple[int, tuple[str, ...], tuple[int, ...], str]
 
 
 def kind_of(recipe: Recipe) -> Kind:
-    """Runs of one kind take about the same time for an image: views, backbones, and the other sizes of the models."""
+    """Runs of one kind take about the same time for an image: views, backbones, other sizes of the models, data."""
     model = recipe.model
-    return _views(recipe), model.backbones, (model.embedding, model.projection, model.hidden, recipe.clients)
+    sizes = (model.embedding, model.projection, model.hidden, recipe.clients)
+    return _views(recipe), model.backbones, sizes, recipe.data.name
 
 
 @dataclass
@@ -75,7 +76,10 @@ class Rates:
         return bool(self.seconds) or self.first is not None
 
     def estimate(self, recipe: Recipe, played: int = 0) -> float:
-        """Seconds that a run takes from round `played` on; of a kind that is not known, by the mean of the others."""
+        """Seconds that a run takes from round `played` on.
+
+        Of a kind that is not known: what the slowest run with these models took, or else the mean of all kinds.
+        """
         kind = kind_of(recipe)
         setup = 0.0 if played else self._mean(self.setups, kind, 2)
         return setup + self._mean(self.seconds, kind, 1) * images_a_round(recipe) * (recipe.rounds - played)
@@ -85,6 +89,8 @@ class Rates:
             return fmean(measured[kind])
         if self.first is not None and (self.first[0] == kind or not measured):
             return float(self.first[place])  # type: ignore[arg-type]
+        if alike := [fmean(values) for other, values in measured.items() if other[:3] == kind[:3]]:
+            return max(alike)
         return fmean(fmean(values) for values in measured.values()) if measured else 0.0
 
 

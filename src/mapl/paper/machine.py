@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -28,7 +31,29 @@ def versions() -> dict[str, str]:
         own = version("mapl")
     except PackageNotFoundError:  # used from its sources
         own = "uninstalled"
-    return {"mapl": own, "torch": torch.__version__, "python": platform.python_version()}
+    return {"mapl": own, "commit": commit(), "torch": torch.__version__, "python": platform.python_version()}
+
+
+@cache
+def commit() -> str:
+    """The commit of the sources that this process runs, with a + if they were changed since; empty if not known.
+
+    $MAPL_COMMIT says it where only the files were copied.
+    """
+    here = Path(__file__).parent
+    try:
+        top = _git(here, "rev-parse", "--show-toplevel")
+        if not here.is_relative_to(Path(top) / "src"):  # installed into a folder of another project
+            return os.environ.get("MAPL_COMMIT", "")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
+        return _git(here, "rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):  # no git, or no repository
+        return os.environ.get("MAPL_COMMIT", "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
 
 
 def cpu_name() -> str:

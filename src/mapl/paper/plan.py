@@ -53,19 +53,30 @@ def plan(
         raise unknown("table or figure of the paper", name, names())
     if name not in TABLES and (rows or columns):
         raise MaplError(f"--rows and --columns choose cells of a table, and {name} is a figure: leave them out")
+    if name in TABLES:
+        return works_of(chosen(name, protocol, rows, columns), protocol, range(seeds))
+    return _once(work for seed in range(seeds) for work in _figure(name, protocol, seed))
+
+
+def works_of(cells: Sequence[Cell], protocol: Protocol, seeds: Iterable[int]) -> list[Work]:
+    """The runs of some cells, seed by seed, without cells that are not run at the protocol's scale."""
+    covered = [cell for cell in cells if protocol.covers(cell)]
+    return _once(work for seed in seeds for cell in covered for work in _of_cell(cell, protocol, seed))
+
+
+def _once(works: Iterable[Work]) -> list[Work]:
+    """Each run once, where it comes first."""
     once: dict[str, Work] = {}
-    for seed in range(seeds):
-        for work in _table(name, protocol, seed, rows, columns) if name in TABLES else _figure(name, protocol, seed):
-            once.setdefault(work.key, work)
+    for work in works:
+        once.setdefault(work.key, work)
     return list(once.values())
 
 
-def _table(name: str, protocol: Protocol, seed: int, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Work]:
-    for cell in chosen(name, protocol, rows, columns):
-        recipe = protocol.of_cell(cell, seed)
-        yield Work(name, cell.name, False, protocol.label, recipe)
-        if has_letters(recipe):
-            yield Work(name, cell.name, True, protocol.label, _control(recipe))
+def _of_cell(cell: Cell, protocol: Protocol, seed: int) -> Iterator[Work]:
+    recipe = protocol.of_cell(cell, seed)
+    yield Work(cell.table, cell.name, False, protocol.label, recipe)
+    if has_letters(recipe):
+        yield Work(cell.table, cell.name, True, protocol.label, _control(recipe))
 
 
 def _control(recipe: Recipe) -> Recipe:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -24,6 +25,11 @@ from mapl.recipe import Recipe, Tree, has_letters, validated
 
 NO_SHARE = -1.0
 """What a line has for a share that does not exist."""
+
+_TABLE = re.compile(r"[a-z0-9_]+")
+
+RUNS = "runs"
+"""The folder, inside the store's, of runs in progress."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +140,18 @@ class Store:
     def get(self, key: str) -> StoredRun | None:
         return self.runs.get(key)
 
+    def running(self, key: str) -> Path:
+        """The folder of a run until it is in the store."""
+        return self.folder / RUNS / key
+
+    def begun(self) -> list[Path]:
+        """The folders of runs that were begun."""
+        return list((self.folder / RUNS).glob("*"))
+
     def add(self, run: StoredRun) -> None:
         """Append a run to its table's file. It is on disk when this returns."""
+        if not _TABLE.fullmatch(run.table):  # it names a file, and may come from a store that somebody sent
+            raise MaplError(f"results store: {run.table!r} is not the name of a table or figure")
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{run.table}.jsonl"
         _drop_torn_line(path)
