@@ -103,7 +103,7 @@ def test_close_methods_get_two_more_seeds(queue, tmp_path, behind, asked):
     add_cell(store, "res_hetero/scenario=3/SVHN/FedSim", [0.5], control=0.4)
     close = {cell.name.split("/")[-1] for cell in queue.close(store)}
     assert close == ({"MAPL", "FedProto"} if asked else set())
-    stage = queue.stages(store)[3]
+    stage = queue.stages(store)[4]
     assert {work.recipe.seed for work in stage.works} == ({1, 2} if asked else set())
     # What was found close stays so when its further seeds are there: the step does not undo itself.
     for work in stage.works:
@@ -226,10 +226,10 @@ def test_a_plan_lists_the_steps_and_runs_nothing(data, tmp_path):
     asked = ["reproduce", "--next", "--plan", "--budget-minutes", "5", "--set", f"data.folder={data}"]
     said = cli(*asked, "--out", str(tmp_path / "out"))
     assert "1. a first seed of res_hetero: 0 of " in said
-    assert "7. a first seed of all other cells" in said
+    assert "8. a first seed of all other cells" in said
     assert not (tmp_path / "out").exists()
     events = [json.loads(line) for line in cli(*asked, "--json", "--out", str(tmp_path / "out")).splitlines()]
-    assert [event["event"] for event in events] == ["stage"] * 7 + ["plan"]
+    assert [event["event"] for event in events] == ["stage"] * 8 + ["plan"]
 
 
 def test_next_chooses_by_itself(tmp_path):

@@ -123,7 +123,7 @@ def test_what_is_nowhere_in_the_table_is_an_error_that_lists_what_is(option):
         plan("res_hetero", Protocol(), **{option: ["CIFAR"]})
     with pytest.raises(MaplError, match=r"unknown table or figure of the paper 'ab3'.*ab1"):
         plan("ab3", Protocol())
-    with pytest.raises(MaplError, match="unknown scale 'tiny'; known: small, smoke"):
+    with pytest.raises(MaplError, match="unknown scale 'tiny'; known: modern, small, smoke"):
         Protocol("tiny")
     with pytest.raises(MaplError, match="--seeds N"):
         Protocol(settings=("seed=3",))

@@ -107,14 +107,14 @@ class Page(HTMLParser):
 def test_the_page_stands_alone_and_both_of_its_forms_say_the_same(out: Path, markdown: str) -> None:
     page = Page((out / "index.html").read_text(encoding="utf-8"))
     assert "script" not in page.tags
-    assert page.tags.count("img") == markdown.count("](figures/") == 6
+    assert page.tags.count("img") == markdown.count("](figures/") == 7
     for sentence in re.findall(r"^- (.*)$", markdown, re.MULTILINE):
         if not re.search(r"[\\&]", sentence):
             assert sentence in page.text
 
 
 def test_every_figure_is_there_as_png_and_svg(out: Path, markdown: str) -> None:
-    names = {"class_sim", "col_graph-scenario1", "col_graph-scenario2", "conv", "graph-by-round", "graphs-1"}
+    names = {"cells", "class_sim", "col_graph-scenario1", "col_graph-scenario2", "conv", "graph-by-round", "graphs-1"}
     assert {path.stem for path in (out / "figures").glob("*.png")} == names
     assert {path.stem for path in (out / "figures").glob("*.svg")} == names
     assert set(re.findall(r"\]\(figures/(.*)\.png\)", markdown)) == names

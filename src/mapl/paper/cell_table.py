@@ -9,7 +9,7 @@ from typing import Any
 
 from mapl.analysis.compare import Estimate
 from mapl.paper.statistics import CellResult
-from mapl.paper.tables import TABLES
+from mapl.paper.tables import about
 
 HEADER = ("cell", "published", "ours", "all images", "difference", "inside", "control", "gain")
 
@@ -23,7 +23,7 @@ minus control, with its 95 % interval over seeds or, where it says so, over the 
 def printed(table: str, results: Sequence[CellResult], scale: str) -> Iterator[str]:
     """Lines of text, in columns: one per cell."""
     yield ""
-    yield f"{table}: {TABLES[table].title}"
+    yield f"{table}: {about(table).title}"
     if scale:
         yield f"NOT THE PAPER'S PROTOCOL: {scale}. These numbers only show that everything works at that scale."
     if not results:
@@ -41,11 +41,11 @@ def _texts(result: CellResult) -> tuple[str, ...]:
     inside = result.published_inside
     return (
         "/".join(cell.parts[1:]),
-        f"{100 * result.published:.1f} ± {100 * result.cell.std:.1f}",
+        f"{100 * result.published:.1f} ± {100 * result.cell.std:.1f}" if cell.is_published else "",
         f"{100 * result.accuracy.mean:.1f} ± {100 * result.spread:.1f}{_interval(result.accuracy)}",
         "" if result.all_images is None else f"{100 * result.all_images.mean:.1f}{_interval(result.all_images)}",
-        f"{100 * result.difference:+.1f}",
-        f"{seeds} seed" if inside is None else "yes" if inside else "no",
+        f"{100 * result.difference:+.1f}" if cell.is_published else "",
+        f"{seeds} seed" if inside is None else "" if not cell.is_published else "yes" if inside else "no",
         "" if result.control is None else f"{100 * result.control.mean:.1f}",
         _gain(result),
     )
@@ -71,13 +71,13 @@ def as_json_lines(results: Sequence[CellResult], scale: str) -> Iterator[str]:
 def _values(result: CellResult) -> dict[str, Any]:
     return {
         "cell": result.cell.name,
-        "published": result.published,
-        "published_std": result.cell.std,
+        "published": result.published if result.cell.is_published else None,
+        "published_std": result.cell.std if result.cell.is_published else None,
         "accuracy": asdict(result.accuracy),
         "std": result.spread,
         "all_images": result.all_images and asdict(result.all_images),
-        "difference": result.difference,
-        "published_inside": result.published_inside,
+        "difference": result.difference if result.cell.is_published else None,
+        "published_inside": result.published_inside if result.cell.is_published else None,
         "control": result.control and asdict(result.control),
         "gain": result.gain and asdict(result.gain),
         "gain_over": result.gain_over,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mapl.errors import MaplError
-from mapl.paper.tables import TABLES, cells
+from mapl.paper.tables import FURTHER, TABLES, cells
 from mapl.terminal.interrupt import Interrupt
 from mapl.terminal.messages import duration, say, warn
 from mapl.terminal.options import JsonOption, SetOption
@@ -46,7 +46,7 @@ def reproduce_command(
     budget_minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so many minutes; the same command goes on.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="A smaller protocol: smoke or small. Never counts as the paper's.")] = "",
+    scale: Annotated[str, typer.Option(help="Another protocol: smoke, small or modern. Never the paper's.")] = "",
     form: Annotated[
         Literal["balanced", "released", "paper"], typer.Option(help="What MAPL computes (docs/graph.md).")
     ] = "balanced",
@@ -102,7 +102,7 @@ def reproduce_command(
         end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
         interrupt = Interrupt()
         whole = _carry_out(works, store, end, as_json, interrupt)
-        if table in TABLES:
+        if table in TABLES or table == FURTHER:
             _show(table, store, protocol, wanted, across, as_json)
         elif whole and not page and not as_json:
             drawn = "--page draws it" if not protocol.label else "figures are drawn of the paper's own protocol alone"
@@ -210,7 +210,8 @@ def _listing(out: Path, as_json: bool) -> None:
         entry: dict[str, Any] = {"name": name, "title": title}
         if name in total:
             entry |= {"cells": total[name], "filled": done[name]}
-        count = f"{done[name]:>4} of {total[name]} cells" if name in total else f"{'figure':>17}"
+        other = "not the paper's" if name == FURTHER else "figure"
+        count = f"{done[name]:>4} of {total[name]} cells" if name in total else f"{other:>17}"
         print(json.dumps(entry) if as_json else f"{name:<12} {count:<17}  {title}")
     if not as_json:
         say(f"{sum(done.values())} of {sum(total.values())} cells of the paper are filled in {out}")
@@ -279,5 +280,7 @@ def _show(
     for line in as_json_lines(found, protocol.label) if as_json else printed(table, found, protocol.label):
         print(line)
     if not as_json:
+        if table == FURTHER:
+            return
         done = filled(store)
         say(f"{done[table]} of {sum(c.table == table for c in cells())} cells of {table} are filled in {store.folder}")

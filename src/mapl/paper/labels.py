@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mapl.paper.protocol import OURS
 from mapl.paper.store import StoredRun
-from mapl.paper.tables import PROTOCOL, TABLES, Cell
+from mapl.paper.tables import PROTOCOL, Cell, about
 from mapl.recipe import Recipe
 
 DATA = {"cifar10": "CIFAR10", "cinic10": "CINIC10", "svhn": "SVHN", "mnist": "MNIST", "fashionmnist": "FashionMNIST"}
@@ -22,6 +22,10 @@ AXES = {
     "cgl_steps": "steps of CGL",
 }
 """What a reader would call an axis of a table; others are called by their own name."""
+
+
+NAMED = ("models", "scenario", "dataset", "clients", "method")
+"""Axes whose values a cell's name says in its own words."""
 
 
 def axis_name(axis: str) -> str:
@@ -40,7 +44,7 @@ def axis_value(cell: Cell, axis: str) -> str:
 
 def cell_name(cell: Cell) -> str:
     """A cell in words: MAPL on CIFAR10, scenario 1, and what else its table says about it."""
-    axes = [axis for axis in TABLES[cell.table].axes if axis not in ("scenario", "dataset", "clients", "method")]
+    axes = [axis for axis in about(cell.table).axes if axis not in NAMED]
     notes = [f"{axis_name(axis)}: {axis_value(cell, axis)}" for axis in axes]
     if cell.setting.get("clients") != 20:
         notes.insert(0, f"{cell.setting.get('clients')} clients")

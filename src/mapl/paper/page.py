@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mapl.paper import captions, complexity, contests, labels, page_tables, pictures
+from mapl.paper import captions, complexity, contests, further, labels, overview, page_tables, pictures
 from mapl.paper.figures import FIGURES
 from mapl.paper.findings import findings
 from mapl.paper.protocol import FORMS, OURS
 from mapl.paper.statistics import CellResult, results
 from mapl.paper.store import Store, StoredRun
-from mapl.paper.tables import TABLES
+from mapl.paper.tables import FURTHER, TABLES, about
 from mapl.report.document import Bullets, Document, Heading, Paragraph
 from mapl.report.text import count, listing
 from mapl.report.write import write_document
@@ -33,9 +33,18 @@ def write_page(out: Path, store: Store) -> list[Path]:
     every = [result for table in by_table.values() for result in table]
     learned = _learned(runs)
     page = Document(TITLE, captions.subtitle(runs), picture_folder="figures", with_svg=True)
+    couriers = further.contests(store)
+    page.add(Heading("In a minute", 3), Paragraph(overview.in_a_minute(every, couriers)))
+    if every:
+        alt = "Squares for all cells of the paper's tables, coloured three ways."
+        page.draw("cells", overview.squares(every), alt, overview.squares_caption())
+        page.add(Paragraph(" ".join(filter(None, (overview.further_hour(store, runs), _subset(every))))))
     for subject, sentences in findings(every, runs, learned).items():
         page.add(Heading(subject, 3), Bullets(sentences))
     _tables(page, by_table)
+    if couriers:
+        page.add(Heading(f"{FURTHER}: {about(FURTHER).title}"), Paragraph(further.EXPLAINED))
+        page.add(further.contests_table(couriers))
     _other_forms(page, store, every)
     _pairs(page, every)
     _graphs(page, learned)
@@ -43,6 +52,10 @@ def write_page(out: Path, store: Store) -> list[Path]:
     _complexity(page, store)
     _other_scales(page, store)
     return write_document(page, Path(out), html="index.html", markdown="README.md")
+
+
+def _subset(every: Sequence[CellResult]) -> str:
+    return overview.SUBSET if any(result.cell.setting["dataset"] == "SVHN" for result in every) else ""
 
 
 def _tables(page: Document, by_table: dict[str, list[CellResult]]) -> None:

@@ -12,7 +12,7 @@ from mapl.paper.extras import Extra
 from mapl.paper.figures import FIGURES
 from mapl.paper.protocol import Protocol
 from mapl.paper.store import key_of
-from mapl.paper.tables import TABLES, Cell, table
+from mapl.paper.tables import FURTHER, TABLES, Cell, about, table
 from mapl.recipe import Recipe, has_letters
 
 
@@ -41,7 +41,7 @@ class Work:
 
 def names() -> dict[str, str]:
     """What can be reproduced, and its title."""
-    titles = {name: table.title for name, table in TABLES.items()}
+    titles = {name: about(name).title for name in (*TABLES, FURTHER)}
     return titles | {name: figure.title for name, figure in FIGURES.items()}
 
 
@@ -51,9 +51,10 @@ def plan(
     """The runs of a table or figure: seed by seed, in the paper's order, each control after its cell."""
     if name not in names():
         raise unknown("table or figure of the paper", name, names())
-    if name not in TABLES and (rows or columns):
+    is_table = name in TABLES or name == FURTHER
+    if not is_table and (rows or columns):
         raise MaplError(f"--rows and --columns choose cells of a table, and {name} is a figure: leave them out")
-    if name in TABLES:
+    if is_table:
         return works_of(chosen(name, protocol, rows, columns), protocol, range(seeds))
     return _once(work for seed in range(seeds) for work in _figure(name, protocol, seed))
 

@@ -26,7 +26,7 @@ LITTLE = {"resnet18": "cnn", "shufflenet": "separable", "googlenet": "residual",
 
 @dataclass(frozen=True)
 class Scale:
-    """A smaller protocol. Warm-ups and budgets shrink in proportion."""
+    """Another protocol, mostly a smaller one. Warm-ups and budgets shrink in proportion."""
 
     title: str
     rounds: int
@@ -35,8 +35,10 @@ class Scale:
     data: str | None
     """The one data set for all cells; None: each cell's own."""
     backbones: Mapping[str, str] = field(hash=False)
-    """What replaces each of the paper's backbones."""
+    """What replaces each of the paper's backbones; one that is not named stays."""
     over: Tree = field(hash=False)
+    encoder: Tree = field(default_factory=dict, hash=False)
+    """What replaces settings of FLT's encoder."""
 
     def shrunk(self, tree: Tree) -> Tree:
         """The tree of a cell at this scale."""
@@ -45,7 +47,10 @@ class Scale:
         share = self.rounds / ROUNDS
         rounds = max(1, round(tree["rounds"] * share))
         small = merge(tree, {"rounds": rounds, "clients": clients, "method": self._method(tree["method"], share)})
-        small["model"] = {**tree["model"], "backbones": [self.backbones[name] for name in tree["model"]["backbones"]]}
+        small["model"] = {
+            **tree["model"],
+            "backbones": [self.backbones.get(name, name) for name in tree["model"]["backbones"]],
+        }
         if self.data:
             small = merge(small, {"data": {"name": self.data}})
         if budget := tree["network"].get("message_budget"):
@@ -57,9 +62,11 @@ class Scale:
         changed: Tree = {}
         if "warmup" in method:
             changed["warmup"] = max(1, round(method["warmup"] * share))
-        if method["name"] == "flt":  # its encoder needs another data set, which may not be at hand
-            changed |= {"encoder_data": "synthetic", "encoder_epochs": 1, "latent": 16}
-        return changed
+        return changed | (self.encoder if method["name"] == "flt" else {})
+
+
+LITTLE_ENCODER: Tree = {"encoder_data": "synthetic", "encoder_epochs": 1, "latent": 16}
+"""FLT's encoder learns from another data set, which may not be at hand."""
 
 
 SCALES = {
@@ -75,6 +82,7 @@ SCALES = {
             "train": {"batch": 10, "learning_rate": 1e-3},
             "evaluate": {"every": 4},
         },
+        encoder=LITTLE_ENCODER,
     ),
     "small": Scale(
         "10 clients, 40 rounds, 40 images per class, small backbones: an evening on a laptop",
@@ -88,8 +96,22 @@ SCALES = {
             "train": {"batch": 20, "learning_rate": 1e-3},
             "evaluate": {"every": 20},
         },
+        encoder=LITTLE_ENCODER,
+    ),
+    "modern": Scale(
+        "The paper's networks and data, trained as is usual today: 200 rounds, Adam that is kept, with a rate that "
+        "falls from 1e-3 along a cosine, and a test after mixing",
+        rounds=200,
+        clients=CLIENTS,
+        data=None,
+        backbones={},
+        over={
+            "train": {"learning_rate": 1e-3, "reset": False, "cosine_rounds": 200},
+            "evaluate": {"moment": "mixed"},
+        },
     ),
 }
+"""`modern` is the protocol of recipes/modern."""
 
 
 FORMS: dict[str, Tree] = {

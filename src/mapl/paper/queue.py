@@ -5,10 +5,12 @@ The rule. Whatever is not in the store yet is run in this order, and each run wi
 1. A first seed of every cell of res_hetero, data set by data set: CIFAR-10, SVHN, MNIST, FashionMNIST.
 2. A second and a third seed of CIFAR-10 in scenarios 1 and 2, all methods.
 3. What the released program computes (`--form released`): MAPL on CIFAR-10 in scenarios 1 and 2, three seeds.
-4. A second and a third seed of MAPL and of the best other method, wherever the two are close.
-5. A first seed of ab1, comm_budget, ab2, cgle and var1.
-6. A first seed of res_homo on CIFAR-10.
-7. A first seed of all other cells.
+4. The courier, its rival without letters and its ceiling (table `further`) in scenarios 1 and 2 with four backbones: a
+   first seed in the paper's protocol and in the modern one, with MAPL and Local beside it in the modern one.
+5. A second and a third seed of MAPL and of the best other method, wherever the two are close.
+6. A first seed of ab1, comm_budget, ab2, cgle and var1.
+7. A first seed of res_homo on CIFAR-10.
+8. A first seed of all other cells.
 
 Cells whose data are not on this machine are left out. A run that was stopped comes before all others, because part of
 it is paid for. With a budget, a run starts only if it should end in time; a shorter one further down may go first.
@@ -31,7 +33,7 @@ from mapl.paper.plan import Work, works_of
 from mapl.paper.protocol import Protocol
 from mapl.paper.statistics import difference
 from mapl.paper.store import Store, StoredRun, key_of
-from mapl.paper.tables import Cell, cells, table
+from mapl.paper.tables import FURTHER, Cell, cells, table
 from mapl.plugins import find
 from mapl.recipe import Recipe
 from mapl.runs import checkpoint
@@ -60,8 +62,9 @@ class Stage:
 class Queue:
     """The rule at one protocol. Recipes are made once, because it is asked before every run."""
 
-    def __init__(self, protocol: Protocol) -> None:
-        self.protocol = protocol
+    def __init__(self, protocol: Protocol, anywhere: bool = False) -> None:
+        """`anywhere`: as if all data sets that can be had were on this machine."""
+        self.protocol, self.anywhere = protocol, anywhere
         hetero = [cell for name in DATA for cell in table("res_hetero") if cell.setting["dataset"] == name]
         main = [cell for cell in hetero if cell.setting["dataset"] == "CIFAR10" and cell.setting["scenario"] in (1, 2)]
         released = replace(protocol, form="released")
@@ -71,6 +74,7 @@ class Queue:
             Stage("a first seed of res_hetero", works_of(hetero, protocol, [0])),
             Stage("three seeds of CIFAR-10, scenarios 1 and 2", works_of(main, protocol, [1, 2])),
             Stage("MAPL as released", works_of([c for c in main if c.method == "MAPL"], released, [0, 1, 2])),
+            Stage("a first seed of couriers", self._couriers(hetero)),
         ]
         self._after = [
             Stage(f"a first seed of {', '.join(SMALLER)}", works_of(smaller, protocol, [0])),
@@ -79,6 +83,19 @@ class Queue:
         ]
         self._keys = {cell: key_of(protocol.of_cell(cell, 0)) for cell in hetero if protocol.covers(cell)}
         self._presence = _Presence()
+
+    def _couriers(self, hetero: Sequence[Cell]) -> list[Work]:
+        """Data set by data set, in both protocols. At a scale there is one protocol, that of the scale."""
+        modern = [] if self.protocol.scale else [replace(self.protocol, scale="modern")]
+        further = [cell for cell in table(FURTHER) if cell.models == "heterogeneous"]
+        works = []
+        for name in DATA:
+            here = [c for c in (*further, *hetero) if c.setting["dataset"] == name and c.setting["scenario"] in (1, 2)]
+            couriers = [cell for cell in here if cell.table == FURTHER]
+            beside = [cell for cell in here if cell.table != FURTHER and cell.method in ("MAPL", "Local")]
+            works += works_of(couriers, self.protocol, [0])
+            works += [work for other in modern for work in works_of([*couriers, *beside], other, [0])]
+        return works
 
     def stages(self, store: Store) -> list[Stage]:
         """The steps of the rule in order, each with all of its runs, also those that are done."""
@@ -110,9 +127,12 @@ class Queue:
         once: dict[str, Work] = {}
         for stage in self.stages(store):
             for work in stage.left(store):
-                if self._presence.has_all(work.recipe):
+                if self._has_data(work.recipe):
                     once.setdefault(work.key, work)
         return sorted(once.values(), key=lambda work: not played(store, work))  # the sort is stable
+
+    def _has_data(self, recipe: Recipe) -> bool:
+        return recipe.data.name.upper() != "CINIC10" if self.anywhere else self._presence.has_all(recipe)
 
     def agenda(self, seconds_left: Callable[[], float]) -> Callable[[Store, Rates], Sequence[Work]]:
         """What `carry_out.follow` asks for: what is worth most now, and fits into the time that is left."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from mapl.errors import unknown
@@ -42,6 +43,11 @@ TABLES = {
     "var1": Table("Varying number of clients", ("scenario", "clients", "method")),
     "cgle": Table("Varying number of graph learning steps", ("scenario", "cgl_steps")),
 }
+
+FURTHER = "further"
+"""A table that is not the paper's: the courier in the settings of its main tables. Nothing published is beside it."""
+
+BEYOND = Table("Not in the paper: couriers in its settings", ("models", "scenario", "dataset", "method"))
 
 PROTOCOL: Tree = {
     "rounds": 400,
@@ -91,8 +97,12 @@ METHODS: dict[str, Tree] = {
     "MAPL": {"name": "mapl", **MAPL},
     "MAPL w/o CGL": {"name": "mapl", **MAPL},  # the cell's own "cgl" says that the graph is not learned
     "MAPL+": {"name": "mapl+", **MAPL},
+    "Courier": {"name": "courier"},
+    "Mutual": {"name": "mutual"},
+    "Pooled": {"name": "courier"},
 }
-"""The methods as the tables call them."""
+"""The methods as the tables call them. The last three are in the table of couriers alone: the courier, the best
+training without letters that we know, and the courier's ceiling."""
 
 ENCODER_DATA = {
     "cinic10": "svhn",  # not cifar10, whose images are among its own
@@ -102,6 +112,10 @@ ENCODER_DATA = {
     "fashionmnist": "mnist",
 }
 """The data set for the encoder of FLT's server: similar images, but not the clients' data set."""
+
+STEPS_ALONE = {1: 5 * 300 // 64, 2: 7 * 300 // 64}
+"""By scenario, the steps of a client in a round of its own 300 images per class. The ceiling makes as many, with the
+images of the whole cluster. In scenarios 3 and 4 clients have different numbers of images, and there is no ceiling."""
 
 KEYS = {
     "scenario": "partition.scenario",
@@ -137,7 +151,7 @@ class Cell:
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts of its name: the table, then the cell's value on each of the table's axes."""
-        return (self.table, *(self._part(axis) for axis in TABLES[self.table].axes))
+        return (self.table, *(self._part(axis) for axis in about(self.table).axes))
 
     @property
     def name(self) -> str:
@@ -166,13 +180,18 @@ class Cell:
 
         return compose((PREFIX + self.name, self.tree(**overrides)))[0]
 
+    @property
+    def is_published(self) -> bool:
+        """Whether the paper has this number."""
+        return self.table != FURTHER
+
     def text(self) -> str:
         """The published number as the paper prints it."""
         return f"{100 * self.accuracy:.2f} ± {100 * self.std:.2f} %"
 
     def _part(self, axis: str) -> str:
-        if axis == "method":
-            return self.method
+        if axis in ("method", "models"):
+            return self.method if axis == "method" else self.models
         value = self.setting[axis]
         if isinstance(value, bool):
             return f"{axis}={'yes' if value else 'no'}"
@@ -184,6 +203,9 @@ class Cell:
         yield "data.name", data
         if self.method == "FLT":
             yield "method.encoder_data", ENCODER_DATA[data]
+        if self.method == "Pooled":
+            yield from (("partition.pooled", True), ("network.topology.name", "none"))
+            yield "train.steps", STEPS_ALONE[int(setting["scenario"])]
         for key, value in setting.items():
             if key in KEYS:
                 yield KEYS[key], value
@@ -200,8 +222,15 @@ def cells() -> list[Cell]:
     return list(_published())
 
 
+def about(name: str) -> Table:
+    """The title and the axes of a table."""
+    return BEYOND if name == FURTHER else TABLES[name]
+
+
 def table(name: str) -> list[Cell]:
     """The cells of one table."""
+    if name == FURTHER:
+        return list(_further())
     if name not in TABLES:
         raise unknown("table of the paper", name, TABLES)
     return [cell for cell in _published() if cell.table == name]
@@ -246,6 +275,18 @@ def _published() -> tuple[Cell, ...]:
             std=_fraction(row["std"]),
         )
         for row in csv.DictReader(text.splitlines())
+    )
+
+
+@cache
+def _further() -> tuple[Cell, ...]:
+    """The courier, its best rival without letters and its ceiling, wherever the main tables have Local."""
+    return tuple(
+        replace(local, table=FURTHER, method=method, accuracy=nan, std=nan)
+        for local in _published()
+        if local.table in ("res_hetero", "res_homo") and local.method == "Local"
+        for method in ("Courier", "Mutual", "Pooled")
+        if method != "Pooled" or local.setting["scenario"] in STEPS_ALONE
     )
 
 
