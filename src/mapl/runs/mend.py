@@ -27,9 +27,9 @@ from mapl.runs.history import (
     read_times,
     write_recipe,
 )
-from mapl.runs.part import Part, cards
-from mapl.runs.round import budget_is_spent, is_tested
-from mapl.runs.saving import binding, restore
+from mapl.runs.player import Player
+from mapl.runs.round import is_tested
+from mapl.runs.saving import binding
 
 Warn = Callable[[str], None]
 
@@ -48,11 +48,12 @@ def intact_history(folder: Path, recipe: Recipe, warn: Warn) -> History:
     return history
 
 
-def restore_newest(folder: Path, part: Part, history: History, warn: Warn) -> None:
-    """Set a part to the newest checkpoint that fits the intact part of the folder."""
-    _mend_clients(folder, part, history, warn)
+def restore_newest(folder: Path, player: Player, history: History, warn: Warn) -> None:
+    """Set a player to the newest checkpoint that fits the intact part of the folder."""
+    cards = player.cards
+    _mend_clients(folder, cards, history, warn)
     intact, problem = len(history.entries), history.problem
-    graph = Graph(folder, [client.id for client in part.clients], [entry.graph for entry in history.entries])
+    graph = Graph(folder, [card.id for card in cards], [entry.graph for entry in history.entries])
     rounds, graph_problem = graph.problem(intact)
     if rounds < intact:
         intact, problem = rounds, graph_problem
@@ -62,10 +63,10 @@ def restore_newest(folder: Path, part: Part, history: History, warn: Warn) -> No
         warn(f"the last line of {str(folder / HISTORY)!r} was cut off, as after a crash; its round is played again")
     saved = checkpoint.latest(folder, warn, lambda saved: unfit(saved, history, intact, problem))
     if saved is not None:
-        restore(part, saved)
+        player.restore(saved)
         checkpoint.forget_newer(folder, saved.rounds)
-    if len(history.entries) > part.round:
-        warn(f"{str(folder)!r} has no usable checkpoint after round {part.round}: later rounds are played again")
+    if len(history.entries) > player.round:
+        warn(f"{str(folder)!r} has no usable checkpoint after round {player.round}: later rounds are played again")
 
 
 def unfit(saved: Checkpoint, history: History, intact: int, problem: str) -> str:
@@ -79,9 +80,8 @@ def unfit(saved: Checkpoint, history: History, intact: int, problem: str) -> str
     return ""
 
 
-def _mend_clients(folder: Path, part: Part, history: History, warn: Warn) -> None:
+def _mend_clients(folder: Path, today: list[ClientCard], history: History, warn: Warn) -> None:
     """Write clients.json again if it was damaged; refuse other data than those that the run began with."""
-    today = cards(part)
     contents = clients_file(today)
     try:
         known, data = read_cards(folder)
@@ -97,16 +97,17 @@ def _mend_clients(folder: Path, part: Part, history: History, warn: Warn) -> Non
         if known:
             warn(f"{str(folder / CLIENTS)!r} was changed, or is from another run; it is written again")
     elif known:
-        check_same_data(folder, known, part)
+        check_same_data(folder, known, today)
         raise MaplError(f"the clients are not those of run {str(folder)!r} ({CLIENTS} differs): start a new run")
     elif history.header is not None:
         raise MaplError(f"{str(folder / CLIENTS)!r} is damaged, and the data are not those that the run began with")
     write_aside(folder / CLIENTS, contents)
 
 
-def check_same_data(folder: Path, known: list[ClientCard], part: Part) -> None:
+def check_same_data(folder: Path, known: list[ClientCard], today: list[ClientCard]) -> None:
     """Refuse data that are not those of the run."""
-    others = [card.id for card in known if card.id in part.data and card.data != part.data[card.id]]
+    data = {card.id: card.data for card in today}
+    others = [card.id for card in known if card.id in data and card.data != data[card.id]]
     if others:
         whose = "all clients" if len(others) == len(known) else f"client {others[0]}"
         raise MaplError(
@@ -115,17 +116,17 @@ def check_same_data(folder: Path, known: list[ClientCard], part: Part) -> None:
         )
 
 
-def cut_to(folder: Path, part: Part, history: History, warn: Warn) -> str:
-    """Cut the files after the part's last round: later rounds will be played again. Returns the hash to go on from."""
+def cut_to(folder: Path, player: Player, history: History, warn: Warn) -> str:
+    """Cut the files after the last round played: later ones will be played again. Returns the hash to go on from."""
 
     def last(line: Round) -> Round:
         # The last round of a shorter run was tested only because it was the last.
-        keeps_test = budget_is_spent(part) or is_tested(part.recipe, line.round)
+        keeps_test = player.budget_is_spent or is_tested(player.recipe, line.round)
         return line if keeps_test else replace(line, accuracy=None, all_images=None, ways=None)
 
-    write_recipe(folder, part.recipe)
-    _cut_times(folder, history, part.round, warn)
-    return cut_history(folder / HISTORY, history, part.round, last)
+    write_recipe(folder, player.recipe)
+    _cut_times(folder, history, player.round, warn)
+    return cut_history(folder / HISTORY, history, player.round, last)
 
 
 def _cut_times(folder: Path, history: History, rounds: int, warn: Warn) -> None:

@@ -16,7 +16,7 @@ from mapl.engine.workers import torch_threads
 from mapl.errors import MaplError
 from mapl.model import Backbone
 from mapl.plugins import looking
-from mapl.recipe import Recipe, flat
+from mapl.recipe import Recipe, flat, is_silent
 from mapl.runs import chain, checkpoint
 from mapl.runs.files import only_writer, write_aside
 from mapl.runs.graph import INDEX, ROWS, GraphWriter
@@ -49,8 +49,8 @@ from mapl.runs.part import (
     keeping_data,
     lasting,
 )
-from mapl.runs.round import budget_is_spent, graph, play_round
-from mapl.runs.saving import bound, restore, saved_state
+from mapl.runs.player import Here, MakePlayer, Player, here
+from mapl.runs.saving import bound, restore
 
 Observer = Callable[[Recipe, Round, dict[str, float]], None]
 """Called after every round with the recipe, the line of the history, and the seconds of each part of the round."""
@@ -66,22 +66,24 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     overwrite: bool = False,
     profile: bool = False,
+    make: MakePlayer = here,
 ) -> Record:
     """Carry out a recipe from its first round and return the record.
 
     `data` and `backbones` replace what the recipe names, for data and models that live in Python. `stop` is called
     after every round; if it returns true, the run saves and returns early. `folder` defaults to runs/<title>, with a
     digest of the data if they are your own. With `profile`, the record says where the time went (`record.profile`).
+    `make` makes what plays the rounds: by default all clients in this process.
     """
     clock = Clock(profile)
     recipe = given_in_python(recipe, data, backbones)
     with keeping_data():
         folder = Path(folder or Path("runs") / default_name(recipe, data))
         _check_place(folder, recipe, lambda: all_digests(recipe, data), overwrite)
-        part = build_part(recipe, data, backbones)
-    if recipe.clients == 1 and recipe.network.topology.name != "none" and not part.method.silent:
+        player = make(recipe, data, backbones)
+    if recipe.clients == 1 and recipe.network.topology.name != "none" and not is_silent(recipe):
         warnings.warn("there is one client and nobody to write to: it trains alone, without letters", stacklevel=2)
-    return _begin(part, folder, _Loop(observers, stop, clock))
+    return _begin(player, folder, _Loop(observers, stop, clock))
 
 
 def run_part(
@@ -103,21 +105,21 @@ def run_part(
     folder = Path(folder)
     _check_new(part)
     _check_place(folder, part.recipe, lambda: part.data, overwrite)
-    return _begin(part, folder, _Loop(observers, stop, Clock(), durable))
+    return _begin(Here(part), folder, _Loop(observers, stop, Clock(), durable))
 
 
-def _begin(part: Part, folder: Path, loop: _Loop) -> Record:
+def _begin(player: Player, folder: Path, loop: _Loop) -> Record:
     """Replace what is in the folder, and play all rounds."""
-    with _writing(folder, part):
+    with _writing(folder, player):
         if folder.exists():
             with only_writer(folder):
                 shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        write_aside(folder / CLIENTS, clients_file(cards(part)))
+        write_aside(folder / CLIENTS, clients_file(player.cards))
         # Last, because it makes the folder a run, which can be resumed from then on.
-        write_recipe(folder, part.recipe)
-    with only_writer(folder), torch_threads(part.recipe.train.threads):
-        return loop.play(part, folder, "")
+        write_recipe(folder, player.recipe)
+    with only_writer(folder), torch_threads(player.recipe.train.threads):
+        return loop.play(player, folder, "")
 
 
 def resume(
@@ -131,12 +133,13 @@ def resume(
     warn: Callable[[str], None] = lambda message: None,
     profile: bool = False,
     trust: bool = False,
+    make: MakePlayer = here,
 ) -> Record:
     """Resume a run from its newest whole checkpoint, to its last round or to `rounds`.
 
     The folder is checked first. What can be repaired is, and `warn` is told. Other data than those of the run, another
     recipe, or damage before the oldest checkpoint are an error. If its recipe names code from outside the package that
-    was not named in this process, `trust` must say that this code may run.
+    was not named in this process, `trust` must say that this code may run. `make` is that of `run`.
     """
     clock, folder = Clock(profile), Path(folder)
     with looking(trust):
@@ -147,8 +150,8 @@ def resume(
         with only_writer(folder):
             history = intact_history(folder, recipe, warn)  # first: a damaged recipe could ask for a million clients
             _check_whole(folder, recipe)
-            part = build_part(recipe, data, backbones)
-            return _go_on(part, folder, history, warn, _Loop(observers, stop, clock))
+            player = make(recipe, data, backbones)
+            return _go_on(player, folder, history, warn, _Loop(observers, stop, clock))
 
 
 def resume_part(
@@ -174,16 +177,16 @@ def resume_part(
     with only_writer(folder):
         history = intact_history(folder, part.recipe, warn)
         _check_not_joined(folder)
-        return _go_on(part, folder, history, warn, _Loop(observers, stop, Clock(), durable))
+        return _go_on(Here(part), folder, history, warn, _Loop(observers, stop, Clock(), durable))
 
 
-def _go_on(part: Part, folder: Path, history: chain.History, warn: Callable[[str], None], loop: _Loop) -> Record:
+def _go_on(player: Player, folder: Path, history: chain.History, warn: Callable[[str], None], loop: _Loop) -> Record:
     """Restore the newest whole checkpoint, cut the other files to its round, and play the rounds that are left."""
-    with _writing(folder, part):
-        restore_newest(folder, part, history, warn)
-        last = cut_to(folder, part, history, warn)
-    with torch_threads(part.recipe.train.threads):
-        return loop.play(part, folder, last)
+    with _writing(folder, player):
+        restore_newest(folder, player, history, warn)
+        last = cut_to(folder, player, history, warn)
+    with torch_threads(player.recipe.train.threads):
+        return loop.play(player, folder, last)
 
 
 def restored_part(
@@ -210,7 +213,7 @@ def restored_part(
         evaluate = recipe.evaluate.model_copy(update={"all_images": False})
         recipe = recipe.model_copy(update={"engine": EngineSettings(device="cpu"), "evaluate": evaluate})
         part = build_part(recipe, data, holds=record.held)
-        check_same_data(record.folder, record.clients, part)
+        check_same_data(record.folder, record.clients, cards(part))
         restore(part, saved)
         return part
 
@@ -225,27 +228,27 @@ class _Loop:
     durable: bool = False
     """Whether a round is over only when its checkpoint is written."""
 
-    def play(self, part: Part, folder: Path, last_hash: str) -> Record:
+    def play(self, player: Player, folder: Path, last_hash: str) -> Record:
         """Play the rounds that are left. `last_hash` is that of the history's last line; empty if there is none."""
-        recipe, first, clock = part.recipe, part.round, self.clock
-        header = chain.Header.of(recipe.fingerprint(), clients_file(cards(part)))
+        recipe, first, clock, clients = player.recipe, player.round, self.clock, player.cards
+        header = chain.Header.of(recipe.fingerprint(), clients_file(clients))
         history = chain.Writer(folder / HISTORY, header, last_hash)
-        graph_writer = GraphWriter(folder, [client.id for client in part.clients])
+        graph_writer = GraphWriter(folder, [card.id for card in clients])
         graph_writer.cut(first)
-        part.engine.warm_up(part.clients)
+        player.warm_up()
         writer = checkpoint.Writer(folder, recipe.checkpoint.keep, [folder / name for name in (HISTORY, ROWS, INDEX)])
-        with clock.running(part.engine.device), lasting(), writer as checkpoints:
+        with clock.running(player.device), lasting(), writer as checkpoints:
             for t in range(first, recipe.rounds):
-                if budget_is_spent(part):
+                if player.budget_is_spent:
                     break
-                line, seconds = play_round(part, t, clock)
-                last = t + 1 == recipe.rounds or budget_is_spent(part)
+                line, seconds = player.play(t, clock)
+                last = t + 1 == recipe.rounds or player.budget_is_spent
                 stopping = not last and self.stop()
-                with _writing(folder, part):
-                    history.append(line, graph_writer.append(graph(part)))
+                with _writing(folder, player):
+                    history.append(line, graph_writer.append(player.rows()))
                     if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
                         with clock.part("checkpoint"):
-                            checkpoints.save(t + 1, bound(saved_state(part), history.before))
+                            checkpoints.save(t + 1, bound(player.state(), history.before))
                             if last or stopping:
                                 checkpoints.wait()
                             elif self.durable:
@@ -255,20 +258,21 @@ class _Loop:
                     observe(recipe, line, seconds)
                 if stopping:
                     break
-        if clock.profiling and part.round > first:
-            with _writing(folder, part):
-                write_aside(folder / PROFILE, json.dumps(clock.profile(part.round - first), indent=1).encode())
+        if clock.profiling and player.round > first:
+            with _writing(folder, player):
+                write_aside(folder / PROFILE, json.dumps(clock.profile(player.round - first), indent=1).encode())
         return load(folder)
 
 
 @contextmanager
-def _writing(folder: Path, part: Part) -> Iterator[None]:
+def _writing(folder: Path, player: Player) -> Iterator[None]:
     """Turn an OSError, such as a full disk, into an error that says what to do next."""
     try:
         yield
     except OSError as error:
         resumable = (folder / RECIPE).is_file()
-        again = f"mapl resume {folder}" if part.whole else "resume this part"
+        whole = len(player.cards) == player.recipe.clients
+        again = f"mapl resume {folder}" if whole else "resume this part"
         remedy = f"nothing before its last checkpoint is lost: make room, then {again}"
         raise MaplError(
             f"run {str(folder)!r} could not be written ({error}); {remedy if resumable else 'choose another folder'}"

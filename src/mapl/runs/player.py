@@ -1,0 +1,122 @@
+"""What the loop over rounds plays: the clients of this process, or those of several processes as if they were one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mapl.client import Peers
+from mapl.clock import Clock
+from mapl.model import Backbone
+from mapl.recipe import Recipe
+from mapl.runs.checkpoint import Checkpoint
+from mapl.runs.graph import Row
+from mapl.runs.history import ClientCard, Round
+from mapl.runs.part import Data, Part, build_part, cards
+from mapl.runs.round import budget_is_spent, graph, play_round
+from mapl.runs.saving import restore, saved_state
+
+Rows = Mapping[int, Peers] | Mapping[int, Row]
+"""Rows of W, by client."""
+
+
+class Player(Protocol):
+    """Plays the rounds of a run. The loop around it writes the run's folder, and is the same for every player."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def cards(self) -> list[ClientCard]:
+        """Who its clients are, by number."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """How many rounds have been played."""
+        ...
+
+    @property
+    def budget_is_spent(self) -> bool:
+        """Whether the message budget is used up."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its clients train, for the clock."""
+        ...
+
+    def warm_up(self) -> None:
+        """Prepare what can be prepared before the first round."""
+        ...
+
+    def play(self, t: int, clock: Clock) -> tuple[Round, dict[str, float]]:
+        """Play one round. Returns its line of the history, and the seconds of each part."""
+        ...
+
+    def rows(self) -> Rows:
+        """The rows of W after the last round; empty if the method has no graph."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that is needed to go on after the last round, as named tensors (`mapl.runs.saving`)."""
+        ...
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Go back, or forward, to the state in a checkpoint."""
+        ...
+
+
+MakePlayer = Callable[[Recipe, Data | None, Mapping[str, Backbone] | None], Player]
+"""Makes a player of a recipe, and of the data and backbones that are given in Python."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """Plays a part of a network in this process."""
+
+    part: Part
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.part.recipe
+
+    @property
+    def cards(self) -> list[ClientCard]:
+        return cards(self.part)
+
+    @property
+    def round(self) -> int:
+        return self.part.round
+
+    @property
+    def budget_is_spent(self) -> bool:
+        return budget_is_spent(self.part)
+
+    @property
+    def device(self) -> torch.device:
+        return self.part.engine.device
+
+    def warm_up(self) -> None:
+        self.part.engine.warm_up(self.part.clients)
+
+    def play(self, t: int, clock: Clock) -> tuple[Round, dict[str, float]]:
+        return play_round(self.part, t, clock)
+
+    def rows(self) -> Rows:
+        return graph(self.part)
+
+    def state(self) -> dict[str, Tensor]:
+        return saved_state(self.part)
+
+    def restore(self, saved: Checkpoint) -> None:
+        restore(self.part, saved)
+
+
+def here(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Player:
+    """A player with all clients of the recipe, in this process."""
+    return Here(build_part(recipe, data, backbones))
