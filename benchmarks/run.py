@@ -15,6 +15,7 @@ import common
 import edges
 import exchange
 import methods
+import pages
 import peers
 import rounds
 import state
@@ -24,15 +25,15 @@ import two_cores
 WHAT = {
     "round": rounds.measure, "methods": methods.measure, "clients": clients.measure, "exchange": exchange.measure,
     "state": state.measure, "edges": edges.measure, "two-cores": two_cores.measure,
-    "peers": peers.measure,
+    "peers": peers.measure, "pages": pages.measure,
 }  # fmt: skip
 
-ON_A_CPU = {"two-cores", "peers"}
+ON_A_CPU = {"two-cores", "peers", "pages"}
 """Measured on the CPU even where there is a GPU."""
 
 HELP = (
     "A round against a plain loop; a round of every method; more clients; letters; memory of a network; the graph's "
-    "edges; FedAvg on a CPU; real peers."
+    "edges; FedAvg on a CPU; real peers; libraries for pages."
 )
 
 
