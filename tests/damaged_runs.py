@@ -1,6 +1,6 @@
 """Damaged copies of a small run, and what the commands make of them: the fuzzer behind test_damage.py.
 
-    python tests/damaged_runs.py 1000
+    python tests/damaged_runs.py 1000 [FIRST SEED]
 
 prints how many of 1,000 damaged folders were named, repaired or harmless, and fails if one changed a number silently.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import resource
 import shutil
 import sys
 import tempfile
@@ -38,6 +39,8 @@ PLAYED = 3
 FILES = ("recipe.toml", "clients.json", "history.jsonl", "times.jsonl", "graph.rows", "graph.index")
 SLOWEST = 20.0
 """Seconds that a command may take on a damaged folder. An intact one takes a tenth of a second on a quiet machine."""
+LARGEST = 500.0
+"""MiB by which memory may grow, whatever was damaged and however many folders."""
 ODD = ("9.0", "-1", "NaN", "Infinity", "1e308", "9" * 400, "null", '"text"', "[]", "{}", "true", "0")
 
 
@@ -264,11 +267,13 @@ class Verdicts:
     counts: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in COMMANDS})
     failures: list[str] = field(default_factory=list)
     slowest: float = 0.0
+    grown_by: float = 0.0
+    """MiB by which memory grew since the first folder."""
 
 
 def judge(bench: Bench, seeds: Sequence[int], verdicts: Verdicts | None = None) -> Verdicts:
     """Damage the run once per seed, and try every command on it."""
-    verdicts = verdicts or Verdicts()
+    verdicts, before = verdicts or Verdicts(), _memory()
     with keeping_data(), no_collections(), tempfile.TemporaryDirectory(dir=bench.root) as copies:
         for seed in seeds:
             folder = Path(copies) / str(seed) / "run"
@@ -283,7 +288,15 @@ def judge(bench: Bench, seeds: Sequence[int], verdicts: Verdicts | None = None) 
                 if verdict.startswith("FAILED") or seconds > SLOWEST:
                     verdicts.failures.append(f"seed {seed}, {how}; {name}: {verdict} ({seconds:.1f} s)")
             shutil.rmtree(folder.parent)
+    verdicts.grown_by = max(verdicts.grown_by, _memory() - before)
+    if verdicts.grown_by > LARGEST:
+        verdicts.failures.append(f"memory grew by {verdicts.grown_by:.0f} MiB")
     return verdicts
+
+
+def _memory() -> float:
+    """The most MiB that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 @contextmanager
@@ -310,12 +323,13 @@ def _verdict(bench: Bench, folder: Path, name: str, command: Callable[[Bench, Pa
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with tempfile.TemporaryDirectory() as root:
-        start = time.perf_counter()
-        verdicts = judge(Bench.build(Path(root)), range(count))
+        verdicts = judge(Bench.build(Path(root)), range(first, first + count))
+    print(f"{count:,} damaged folders, seeds {first} to {first + count - 1}, {len(verdicts.failures)} failures:")
     for name, counter in verdicts.counts.items():
-        print(f"{name:8} {', '.join(f'{n} {verdict}' for verdict, n in counter.most_common())}")
-    print(f"{count} folders in {time.perf_counter() - start:.0f} s, slowest command {verdicts.slowest:.1f} s")
+        print(f"  {name:8} {', '.join(f'{n} {verdict}' for verdict, n in counter.most_common())}")
+    print(f"slowest command {verdicts.slowest:.1f} s, memory grew by {verdicts.grown_by:.0f} MiB")
     for failure in verdicts.failures:
         print(failure)
     sys.exit(bool(verdicts.failures))

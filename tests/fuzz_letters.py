@@ -1,4 +1,4 @@
-"""Letters changed at random, on the wire and in memory: python tests/fuzz_letters.py [LETTERS]. `make check` runs it.
+"""Letters changed at random, on the wire and in memory: python tests/fuzz_letters.py [LETTERS [SEED]]. `make check` runs it.
 
 Every letter is either read or refused for a reason. A letter that is read encodes to the bytes that it came from, so
 nothing about it changed silently. A letter that can be posted in memory gets the same verdict there as over bytes. Bytes
@@ -16,7 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
@@ -304,8 +304,17 @@ def verdict_of_post(post: MemoryPost | EncodedPost, letter: Letter, schema: Sche
     return "read" if len(inbox) else next(iter(reasons))
 
 
-def fuzz(letters: int, seed: int = 0) -> Counter[str]:
-    """How many letters had which outcome. Raises if a property does not hold."""
+@dataclass
+class Findings:
+    """How many letters had which outcome, the seconds of CPU of the slowest one, and the MiB by which memory grew."""
+
+    outcomes: Counter[str]
+    slowest: float
+    grown_by: float
+
+
+def fuzz(letters: int, seed: int = 0) -> Findings:
+    """Raises if a property does not hold."""
     draw, samples, outcomes = random.Random(seed), good_letters(), Counter[str]()
     encoded = [encode(letter) for letter, _ in samples]
     before, slowest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0.0
@@ -327,18 +336,19 @@ def fuzz(letters: int, seed: int = 0) -> Counter[str]:
     grown_by = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert slowest < 1, f"a letter took {slowest:.1f} s"
     assert grown_by < 200, f"memory grew by {grown_by:.0f} MiB"
-    return outcomes
+    return Findings(outcomes, slowest, grown_by)
 
 
 def main() -> None:
     letters = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a refused letter warns
-        started = time.monotonic()
-        outcomes = fuzz(letters)
-    print(f"{letters:,} letters changed at random, {time.monotonic() - started:.0f} s:")
-    for outcome, number in outcomes.most_common():
+        found = fuzz(letters, seed)
+    print(f"{letters:,} letters changed at random, seed {seed}: each was read, left for another, or refused for a reason:")
+    for outcome, number in found.outcomes.most_common():
         print(f"  {outcome:<12} {number:>8,}")
+    print(f"slowest letter {found.slowest:.2f} s of CPU, memory grew by {found.grown_by:.0f} MiB")
 
 
 if __name__ == "__main__":

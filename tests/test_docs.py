@@ -82,3 +82,20 @@ def test_the_backbone_and_the_results_of_the_guide(tmp_path: Path) -> None:
     row = record.weights(7)[0]
     assert found["ids"].tolist() == row.nonzero().flatten().tolist()  # type: ignore[attr-defined]
     assert found["weights"].tolist() == row[row != 0].tolist()  # type: ignore[attr-defined]
+
+
+def test_every_claim_about_security_has_a_command_that_runs_a_test() -> None:
+    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    claims = [line for line in text.splitlines() if line.startswith("| ") and "try it" not in line]
+    assert len(claims) > 15
+    assert all(re.search(r"`(pytest|python) [^`]+` \|$", claim) for claim in claims)
+    commands = re.findall(r"`pytest ([^`]+)`", text)
+    assert len(commands) >= len(claims)
+    for command in commands:
+        files, _, words = command.replace('"', "").partition(" -k ")
+        tests = [re.findall(r"^def (test_\w+)", (ROOT / file).read_text("utf-8"), re.MULTILINE) for file in files.split()]
+        assert all(tests), command
+        for word in words.split(" or ") if words else ():
+            assert any(word in name for names in tests for name in names), f"{word!r} of {command!r} selects no test"
+    for script in re.findall(r"`python ([\w/]+\.py)", text):
+        assert (ROOT / script).exists()
