@@ -345,7 +345,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a refused letter warns
         found = fuzz(letters, seed)
-    print(f"{letters:,} letters changed at random, seed {seed}: each was read, left for another, or refused for a reason:")
+    print(f"{letters:,} letters changed at random, seed {seed}: all read, unused or refused:")
     for outcome, number in found.outcomes.most_common():
         print(f"  {outcome:<12} {number:>8,}")
     print(f"slowest letter {found.slowest:.2f} s of CPU, memory grew by {found.grown_by:.0f} MiB")

@@ -93,7 +93,9 @@ def test_every_claim_about_security_has_a_command_that_runs_a_test() -> None:
     assert len(commands) >= len(claims)
     for command in commands:
         files, _, words = command.replace('"', "").partition(" -k ")
-        tests = [re.findall(r"^def (test_\w+)", (ROOT / file).read_text("utf-8"), re.MULTILINE) for file in files.split()]
+        tests = [
+            re.findall(r"^def (test_\w+)", (ROOT / file).read_text("utf-8"), re.MULTILINE) for file in files.split()
+        ]
         assert all(tests), command
         for word in words.split(" or ") if words else ():
             assert any(word in name for names in tests for name in names), f"{word!r} of {command!r} selects no test"
