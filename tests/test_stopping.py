@@ -99,7 +99,7 @@ def test_ctrl_c_while_python_shuts_down_is_quiet():
 
 def second_ctrl_c(folder: Path, output: Path) -> None:
     """A run that gets Ctrl-C twice in its second round."""
-    import mapl.runs.run as module
+    import mapl.runs.player as module
 
     played = module.play_round
 

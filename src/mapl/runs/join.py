@@ -6,21 +6,18 @@ would have recorded. If all letters arrived, history, W, clients and recipe have
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mapl.errors import MaplError
-from mapl.network.refused import Counts, added
 from mapl.plugins import looking
 from mapl.runs import chain, checkpoint
 from mapl.runs.checkpoint import Checkpoint
@@ -39,11 +36,11 @@ from mapl.runs.history import (
     times_line,
     write_recipe,
 )
+from mapl.runs.joined import alike, has_peers, joined_line, joined_state
 from mapl.runs.mend import unfit
 from mapl.runs.saving import bound, bytes_tensor
 
 Warn = Callable[[str], None]
-T = TypeVar("T")
 
 
 @looking()
@@ -156,48 +153,13 @@ def _write(parts: Sequence[Record], folder: Path, warn: Warn) -> None:
 
 
 def _lines(parts: Sequence[Record]) -> Iterator[Round]:
-    """The lines of the history: lists in the order of the clients, and sums of what was counted."""
-    held = [client for part in parts for client in part.held]
-    order = sorted(range(len(held)), key=held.__getitem__)
+    """The lines of the joined history."""
+    held = [part.held for part in parts]
     for lines in zip(*(part.rounds[: _length(parts)] for part in parts), strict=True):
-        _check_alike(parts, lines)
-        ways = [line.ways for line in lines if line.ways is not None]
-        refused: Counts = functools.reduce(added, (line.refused for line in lines), {})
-        yield Round(
-            round=lines[0].round,
-            losses=_by_name(order, [line.losses for line in lines]),
-            accuracy=_if_all(order, [line.accuracy for line in lines]),
-            messages=sum(line.messages for line in lines),
-            bytes=sum(line.bytes for line in lines),
-            all_images=_if_all(order, [line.all_images for line in lines]),
-            ways=_by_name(order, ways) if len(ways) == len(lines) else None,
-            released=_if_all(order, [line.released for line in lines]),
-            refused=refused or None,
-        )
-
-
-def _check_alike(parts: Sequence[Record], lines: Sequence[Round]) -> None:
-    """One recipe has one method and one kind of noise, so all lines of a round have the same entries."""
-    for part, line in zip(parts, lines, strict=True):
-        ways = {frozenset(one.ways) for one in (line, lines[0]) if one.ways is not None}
-        terms = line.losses.keys() == lines[0].losses.keys()
-        if not terms or len(ways) > 1 or (line.released is None) != (lines[0].released is None):
-            raise MaplError(f"{_names(parts[0], part)} do not record the same things in round {line.round + 1}")
-
-
-def _merged(order: Sequence[int], lists: Sequence[Sequence[T]]) -> list[T]:
-    values = [value for one in lists for value in one]
-    return [values[place] for place in order]
-
-
-def _if_all(order: Sequence[int], lists: Sequence[Sequence[T] | None]) -> list[T] | None:
-    """The values of all clients; None if a part has none."""
-    given = [one for one in lists if one is not None]
-    return _merged(order, given) if len(given) == len(lists) else None
-
-
-def _by_name(order: Sequence[int], lists: Sequence[Mapping[str, Sequence[T]]]) -> dict[str, list[T]]:
-    return {name: _merged(order, [one[name] for one in lists]) for name in lists[0]}
+        for part, line in zip(parts, lines, strict=True):
+            if not alike(lines[0], line):
+                raise MaplError(f"{_names(parts[0], part)} do not record the same things in round {line.round + 1}")
+        yield joined_line(held, lines)
 
 
 def _rows(parts: Sequence[Record]) -> Iterator[dict[int, Row]]:
@@ -253,25 +215,11 @@ def _fitting(part: Record, path: Path) -> Checkpoint:
 
 
 def _joined_state(parts: Sequence[Record], saved: Sequence[Checkpoint]) -> dict[str, Tensor]:
-    """What one process with all clients would have saved (`mapl.runs.saving`), but not what readers believe.
-
-    Every process keeps that of its own readers (`network.compress`), and there is no joint value.
-    """
-    tensors: dict[str, Tensor] = {}
-    peers: dict[int, list[Tensor]] = {}
+    """The state of all parts, without what readers believe: a joined run does not go on."""
     for part, one in zip(parts, saved, strict=True):
-        peers |= _peers(part, one)
-        own = {str(client) for client in part.held}
-        for name, tensor in one.tensors.items():
-            section, _, rest = name.partition(".")
-            if section == "server" or (section in ("client", "optimizer") and rest.partition(".")[0] in own):
-                if name in tensors:
-                    raise MaplError(f"two parts have {name!r}")
-                tensors[name] = tensor
-    by_client = [peers[client] for client in sorted(peers)]
-    tensors["peers.counts"] = torch.tensor([len(columns[0]) for columns in by_client])
-    for place, name in enumerate(COLUMNS):
-        tensors[f"peers.{name}"] = torch.cat([columns[place] for columns in by_client])
+        if not has_peers(part.held, one.tensors):
+            raise MaplError(f"the checkpoint of {str(part.folder)!r} does not have the peers of its clients")
+    tensors = joined_state([part.held for part in parts], [_without_beliefs(one) for one in saved])
     rounds = saved[0].rounds
     played = [line for part in parts for line in part.rounds[:rounds]]
     tensors["rounds"] = torch.tensor([rounds])
@@ -280,18 +228,5 @@ def _joined_state(parts: Sequence[Record], saved: Sequence[Checkpoint]) -> dict[
     return tensors
 
 
-COLUMNS = {"ids": torch.int64, "weights": torch.float64, "samples": torch.int64}
-"""What is saved of every peer of every client."""
-
-
-def _peers(part: Record, saved: Checkpoint) -> dict[int, list[Tensor]]:
-    """By client: the ids, weights and samples of its peers."""
-    section = saved.section("peers")
-    counts = section.get("counts", torch.empty(0))
-    fits = counts.dtype == torch.int64 and counts.shape == (len(part.held),) and bool((counts >= 0).all())
-    for name, dtype in COLUMNS.items():
-        fits = fits and name in section and section[name].dtype == dtype and section[name].shape == (int(counts.sum()),)
-    if not fits:
-        raise MaplError(f"the checkpoint of {str(part.folder)!r} does not have the peers of its clients")
-    columns = [torch.split(section[name], counts.tolist()) for name in COLUMNS]
-    return {client: [column[place] for column in columns] for place, client in enumerate(part.held)}
+def _without_beliefs(saved: Checkpoint) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in saved.tensors.items() if not name.startswith("compress.")}
