@@ -17,10 +17,11 @@ import zenoh
 from safetensors.torch import load
 
 from mapl import Letter, Recipe
+from mapl.peer.connection import config
 from mapl.peer.identity import Identity
 from mapl.peer.local import HOST, LocalNetwork, free_ports, make_network
 from mapl.peer.settings import NetSection, read_settings
-from mapl.peer.wire import ZenohWire, config
+from mapl.peer.wire import ZenohWire
 from mapl.recipe import Tree
 from mapl.runs.files import write_aside
 

@@ -106,10 +106,10 @@ class Status:
 
     def _compare_cards(self) -> None:
         """Say once per member which settings of its recipe are not those of ours."""
-        for name, theirs in list(self.wire.cards.items()):
+        for name, theirs in list(self.wire.herald.cards.items()):
             if name not in self._compared:
                 self._compared.add(name)
-                for sentence in differences(self.wire.card, theirs):
+                for sentence in differences(self.wire.herald.card, theirs):
                     self.say(f"{name} does not fit this network: {sentence}")
 
 

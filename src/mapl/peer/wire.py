@@ -3,44 +3,35 @@
 Letters are asked for, not sent around: a reader queries `mapl/NETWORK/SENDER/letters`, and the sender answers when the
 letter is written. So an edge that nobody reads costs no traffic, and a reader that was restarted asks again.
 
-Every peer enforces who may write what (`access`): a member is heard only under its own name. Nobody else is heard at
-all, except for news: certificates and revocations, which prove themselves by the authority's signature.
+A member is heard only under its own name (`connection.access`). Nobody else is heard at all, except for news.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from mapl.errors import MaplError
-from mapl.peer.identity import Identity, IdentityError
+from mapl.peer.connection import config
+from mapl.peer.identity import Identity
+from mapl.peer.news import Herald
 from mapl.peer.outbox import Outbox
 from mapl.peer.settings import NetSection
 
 Answer = Callable[[str, bytes], None]
 """Called with a sender's name and the letter that it answered with. It comes from another thread."""
 
-NEWS_EVERY = 2.0
-"""Seconds between news while somebody is connected who is not known yet."""
 CLOSING = 2.0
 """How long a connection that is given up is waited for."""
 OPENING = 60.0
 """How long a port may still be held by the connection before. A peer that trains is not given up lightly."""
 SETTLING = 10.0
 """Seconds after which a connection may count as silent. It takes some until all members are connected again."""
-DIALLING = 3000
-"""Milliseconds after which dialling somebody is given up, until the next try. A connection that dials somebody who is
-not there takes so long to close. By default zenoh takes ten seconds."""
 GOODBYE = 0.5
 """Seconds in which those who are done hear it of each other."""
-MOST_NEWS = 256 * 1024
-MOST_REFUSED = 16
-"""After so many certificates that are refused, the rest of the news is not read: to check one takes time."""
 MOST_PENDING = 8
 """How many unanswered requests a sender keeps per member."""
 LONGEST_QUESTION = 100
@@ -87,12 +78,9 @@ class ZenohWire:
         self.net = net
         self.outbox = outbox
         self.on_letter = on_letter
-        self.card = dict(card)
         self.limit = limit
         self.prefix = f"mapl/{identity.network_id}"
         self.me = f"{self.prefix}/{identity.name}"
-        self.cards: dict[str, dict[str, Any]] = {}
-        """What members say about their recipe."""
         self.reopened = 0
         self.letters_out = 0
         self.bytes_out = 0
@@ -105,18 +93,15 @@ class ZenohWire:
         self._session: Any = None
         self._opened_at = 0.0
         self._members: frozenset[str] = frozenset()
-        self._stopping = threading.Event()
-        self._herald = threading.Thread(target=self._tell_news, name="news", daemon=True)
+        self.herald = Herald(identity, card, lambda: self._session, self.alive)
 
     def __enter__(self) -> ZenohWire:
         self._connect()
-        self._herald.start()
+        self.herald.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        if self._herald.is_alive():
-            self._herald.join(5)
+        self.herald.stop()
         self._disconnect()
 
     # Reading
@@ -243,8 +228,7 @@ class ZenohWire:
         self._opened_at = time.monotonic()
         self._kept = [
             session.declare_queryable(f"{self.me}/letters", self._on_query),
-            session.declare_queryable(f"{self.me}/card", self._on_card_query),
-            session.declare_subscriber(f"{self.prefix}/*/news", self._on_news),
+            *self.herald.declare(session),
             session.liveliness().declare_subscriber(f"{self.prefix}/*/alive", self._on_token, history=True),
             session.liveliness().declare_subscriber(f"{self.prefix}/*/done", self._on_token, history=True),
             session.liveliness().declare_token(f"{self.me}/alive"),
@@ -290,152 +274,6 @@ class ZenohWire:
                 those.add(name)
             else:
                 those.discard(name)
-
-    def _on_card_query(self, query: Any) -> None:
-        query.reply(f"{self.me}/card", json.dumps(self.card))
-        query.drop()
-
-    def _tell_news(self) -> None:
-        """Spread certificates and revocations until all who are connected know each other, and ask for their cards."""
-        import zenoh
-
-        told: tuple[Any, ...] = ()
-        while not self._stopping.wait(0.25 if not told else NEWS_EVERY):
-            session = self._session
-            if session is None:
-                continue
-            try:
-                connected = frozenset(str(zid) for zid in session.info.peers_zid())
-                alive, revocations = self.alive(), self.identity.revocations()
-                now = connected, alive, self._members, revocations
-                if connected and (now != told or len(connected) > len(alive)):
-                    session.put(f"{self.me}/news", self._news(revocations))
-                    told = now
-                for name in alive - self.cards.keys():
-                    self._ask_card(session, name)
-            except zenoh.ZError:  # the session was closed meanwhile
-                continue
-
-    def _news(self, revocations: bytes) -> bytes:
-        certificates = [member.certificate.decode() for member in self.identity.members().values()]
-        return json.dumps({"certificates": certificates, "revocations": revocations.decode()}).encode()
-
-    def _on_news(self, sample: Any) -> None:
-        """Anybody with a certificate of the network may bring news. They are believed if the authority signed them."""
-        data = sample.payload.to_bytes()
-        if len(data) > MOST_NEWS:
-            return
-        try:
-            news = json.loads(data)
-            certificates, revocations = news["certificates"], news["revocations"]
-            if revocations:
-                self.identity.accept_revocations(revocations.encode())
-            known = {member.certificate.decode() for member in self.identity.members().values()}
-            refused = 0
-            for pem in certificates:
-                if pem not in known and refused < MOST_REFUSED:
-                    refused += not self._admit(pem.encode())
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IdentityError):
-            return  # no news of ours
-
-    def _admit(self, pem: bytes) -> bool:
-        """Whether the certificate is a member's. Those after one that was revoked, or has just ended, are read, too."""
-        try:
-            self.identity.admit(pem)
-        except IdentityError:
-            return False
-        return True
-
-    def _ask_card(self, session: Any, name: str) -> None:
-        def on_reply(reply: Any) -> None:
-            if reply.ok is None:
-                return
-            data = reply.ok.payload.to_bytes()
-            try:
-                card = json.loads(data) if len(data) <= 65536 else None
-            except (ValueError, RecursionError):
-                return
-            if isinstance(card, dict):
-                self.cards[name] = card
-
-        session.get(f"{self.prefix}/{name}/card", on_reply, timeout=2.0)
-
-
-def config(identity: Identity, net: NetSection, members: frozenset[str], limit: int) -> Any:
-    """Zenoh's configuration: QUIC with mutual TLS, found as `net` says, and who may write what."""
-    import zenoh
-
-    result = zenoh.Config()
-
-    def put(key: str, value: Any) -> None:
-        result.insert_json5(key, json.dumps(value))
-
-    put("mode", "peer")
-    put("listen/endpoints", [f"quic/{net.listen}"])
-    put("connect/endpoints", [f"quic/{address}" for address in net.connect])
-    put("connect/retry", {"period_init_ms": 250, "period_max_ms": 2000, "period_increase_factor": 2})
-    put("scouting/multicast/enabled", net.discover == "lan")
-    put("scouting/gossip/enabled", net.discover != "addresses")
-    put("transport/shared_memory/enabled", False)  # on by default: 193 MB per process
-    put("transport/unicast/open_timeout", DIALLING)
-    put("transport/link/tx/lease", int(1000 * net.lease))
-    put("transport/link/rx/max_message_size", limit + 65536)
-    # By default a full queue closes the connection after 5 s; here it waits half a second.
-    put("transport/link/tx/queue/congestion_control/block/wait_before_close", 500_000)
-    put("transport/link/tls", _tls(identity))
-    put("access_control", access(identity, members))
-    return result
-
-
-def _tls(identity: Identity) -> dict[str, Any]:
-    """Both ends show a certificate. Without mutual TLS or the check of names, strangers would be let in."""
-
-    def text(path: Path) -> str:
-        return str(path.resolve())
-
-    return {
-        "root_ca_certificate": text(identity.ca_path),
-        "enable_mtls": True,
-        "verify_name_on_connect": True,
-        "close_link_on_expiration": True,
-        "listen_certificate": text(identity.certificate_path),
-        "listen_private_key": text(identity.key_path),
-        "connect_certificate": text(identity.certificate_path),
-        "connect_private_key": text(identity.key_path),
-    }
-
-
-def access(identity: Identity, members: frozenset[str]) -> dict[str, Any]:
-    """Who may do what here: members write under their own names, anybody of the network brings news."""
-    prefix = f"mapl/{identity.network_id}"
-    others = sorted(members - {identity.name})
-    questions = ["declare_subscriber", "query", "liveliness_query", "declare_liveliness_subscriber"]
-    own = ["put", "reply", "declare_queryable", "liveliness_token"]
-
-    def rule(name: str, flow: str, keys: str, messages: list[str]) -> dict[str, Any]:
-        return {"id": name, "permission": "allow", "flows": [flow], "key_exprs": [keys], "messages": messages}
-
-    rules = [rule(f"of-{name}", "ingress", f"{prefix}/{name}/**", own) for name in others]
-    rules.append(rule("questions", "ingress", f"{prefix}/**", questions))
-    rules.append(rule("out", "egress", f"{prefix}/**", ["delete", *own, *questions]))
-    rules.append(rule("news-in", "ingress", f"{prefix}/*/news", ["put", "declare_subscriber"]))
-    rules.append(rule("news-out", "egress", f"{prefix}/*/news", ["put", "declare_subscriber"]))
-    subjects: list[dict[str, Any]] = [{"id": f"is-{name}", "cert_common_names": [name]} for name in others]
-    policies: list[dict[str, Any]] = [{"rules": [f"of-{name}"], "subjects": [f"is-{name}"]} for name in others]
-    if others:
-        subjects.append({"id": "members", "cert_common_names": others})
-        policies.append({"rules": ["questions", "out"], "subjects": ["members"]})
-    else:
-        rules = [one for one in rules if one["id"].startswith("news")]
-    subjects.append({"id": "anybody"})
-    policies.append({"rules": ["news-in", "news-out"], "subjects": ["anybody"]})
-    return {
-        "enabled": True,
-        "default_permission": "deny",
-        "rules": rules,
-        "subjects": subjects,
-        "policies": policies,
-    }
 
 
 def _close(session: Any) -> None:
