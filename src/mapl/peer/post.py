@@ -161,17 +161,18 @@ class PeerPost:
                     self._changed.wait(min(left, RETRY))
             if self.stop():
                 raise Stopped
+        self._take(mail, round)  # a busy machine may have noticed the deadline before the last letters
         return self._settled(round, time.monotonic() - started)
 
     def _ask(self, round: _Gathering, until: float) -> None:
-        """Ask everybody whose letter is missing and of whom no request is open."""
+        """Ask everybody whose letter is missing and of whom no request is open, also if the deadline is over already."""
         wire = self._wired()
         left = until - time.monotonic()
         for name in round.open:
             if self.wait.mode == "async" and name not in round.tried:
                 wire.ask(name, None, ASYNC_PATIENCE)
-            elif self.wait.mode == "sync" and left > 0 and not self._is_asked(name):
-                wire.ask(name, round.number, left)
+            elif self.wait.mode == "sync" and (left > 0 or name not in round.tried) and not self._is_asked(name):
+                wire.ask(name, round.number, max(0.0, left))
             round.tried.add(name)
 
     def _is_asked(self, name: str) -> bool:
