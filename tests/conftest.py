@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -192,6 +193,25 @@ def command(arguments: list[str], output: Path) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     sys.argv = ["mapl", *arguments]
     mapl.cli.main()
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def processes_of(group: int) -> int:
+    """How many there are: the parent, its workers, and the one in which multiprocessing keeps count of semaphores."""
+    return sum(_group_of(path) == group for path in Path("/proc").glob("[0-9]*/stat"))
+
+
+def _group_of(stat: Path) -> int | None:
+    with suppress(OSError):  # it ended meanwhile
+        state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+        return None if state == "Z" else int(group)  # one that ended may wait long for its parent to take note
+    return None
 
 
 def written(folder: Path) -> dict[str, bytes]:

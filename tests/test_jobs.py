@@ -5,8 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 
 import mapl
 import mapl.cli
-from conftest import PRELOADED, SMALL, command, in_child, small
+from conftest import PRELOADED, SMALL, command, in_child, processes_of, small, until
 from mapl.cli import demo as demo_command
 from mapl.cli.app import app
 from mapl.recipe import Tree, merge
@@ -51,25 +50,6 @@ def started(jobs: list[Job], output: Path) -> Iterator[ForkServerProcess]:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def processes_of(group: int) -> int:
-    """How many there are: the parent, its workers, and the one in which multiprocessing keeps count of semaphores."""
-    return sum(_group_of(path) == group for path in Path("/proc").glob("[0-9]*/stat"))
-
-
-def _group_of(stat: Path) -> int | None:
-    with suppress(OSError):  # it ended meanwhile
-        state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
-        return None if state == "Z" else int(group)  # one that ended may wait long for its parent to take note
-    return None
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mapl.analysis.clusters import share_inside
-from mapl.analysis.control import ceilings, is_ceiling, is_control, twins
+from mapl.analysis.control import ceilings, is_ceiling, is_control, never_read, twins
 from mapl.recipe import Recipe, flat, has_letters, is_silent
 from mapl.runs.history import Record, part_of, share_of_network
 
@@ -253,6 +253,8 @@ def _tree(run: Record) -> dict[str, Any]:
         tree["network"]["transport"] = run.recipe.network.transport
     else:
         tree["network"] = "none"
+        for unread in never_read(run.recipe):
+            tree["method"].pop(unread, None)
     if not run.whole:
         tree["held"] = run.held
     return tree

@@ -38,6 +38,12 @@ def twins(recipe: Recipe) -> list[Recipe]:
     return forms
 
 
+@looking()
+def never_read(recipe: Recipe) -> frozenset[str]:
+    """The settings of the method that it never reads without letters."""
+    return method_class(recipe.method.name).unread_without_letters
+
+
 def control_of(recipe: Recipe) -> Recipe:
     """The form of the control that most runs share."""
     return twins(recipe)[-1]

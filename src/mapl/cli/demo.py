@@ -11,9 +11,8 @@ import typer
 from rich.console import Console
 
 from mapl.cli.look import print_table
-from mapl.terminal.interrupt import Interrupt, leave
+from mapl.cli.sweep import train
 from mapl.terminal.messages import say
-from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
     from mapl.analysis.compare import Estimate
@@ -78,20 +77,6 @@ def demo(
         records, out / "report", title="Ten clients and handwritten digits", introduction="\n\n".join(findings)
     )
     say(f"report: {page}")
-
-
-def train(jobs: Sequence[Job]) -> None:
-    """Run all jobs, with progress. Ctrl-C or SIGTERM saves and exits; a second Ctrl-C exits at once."""
-    from mapl.runs.jobs import carry_out
-
-    interrupt = Interrupt()
-    try:
-        with interrupt, counting("training") as watch:
-            finished = carry_out(jobs, stop=interrupt, watch=watch)
-    except KeyboardInterrupt:
-        leave("stopped at once; the same command continues from the last checkpoints", interrupt.status)
-    if not finished:
-        leave("stopped and saved; the same command continues from here", interrupt.status)
 
 
 def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:

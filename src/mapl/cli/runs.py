@@ -24,6 +24,8 @@ from mapl.cli.recipe_options import (
     TopologyOption,
     compose_recipe,
 )
+from mapl.cli.sweep import is_sweep, sweep
+from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave
 from mapl.terminal.messages import say, warn
 from mapl.terminal.options import SetOption, TrustOption
@@ -63,9 +65,18 @@ def run_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run of that name.")] = False,
     log: LogOption = None,
     profile: ProfileOption = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Train with so many seeds, from --seed on, each with its control arm.")
+    ] = None,
+    no_controls: Annotated[
+        bool, typer.Option("--no-controls", help="With several runs: without their control arms.")
+    ] = False,
     as_json: RoundsJsonOption = False,
 ) -> None:
     """Train as a recipe says, and save the run in runs/. Ctrl-C or SIGTERM saves and stops.
+
+    Several methods, values or seeds (see below) are several runs, side by side, with their control arms, and end with
+    a table that compares them. After a stop or a crash the same command goes on; what is done is not repeated.
 
     A recipe can name code (package.module:Name), which is imported and run: trust a recipe file as you would a script.
 
@@ -74,7 +85,29 @@ def run_command(
     [bold]mapl run --topology none[/bold]     the control arm: no communication
     [bold]mapl run --method mapl+ --scenario 2 --clients 20[/bold]
     [bold]mapl run my.toml --seed 1 --set partition.shots=5[/bold]
+    [bold]mapl run --method local,mapl,courier --seeds 5[/bold]
+    [bold]mapl run --set train.learning_rate=0.001,0.0001[/bold]
     """
+    if is_sweep(method, settings, seeds):
+        if overwrite or log or profile:
+            raise MaplError(
+                "--overwrite, --log and --profile are for one run; leave them out, or give --out a new folder"
+            )
+        options = {"data": data, "scenario": scenario, "clients": clients, "rounds": rounds, "topology": topology}
+        controls = not no_controls
+        sweep(
+            recipe,
+            settings,
+            out,
+            seeds=seeds,
+            controls=controls,
+            as_json=as_json,
+            method=method,
+            seed=seed,
+            name=name,
+            **options,
+        )
+        return
     from mapl.runs.part import default_name
     from mapl.runs.run import run
     from mapl.runs.writers import open_writers

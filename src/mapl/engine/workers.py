@@ -19,9 +19,20 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+_processes = 1
+"""How many processes like this one share the cores."""
+
+
+def share_cores(processes: int) -> None:
+    """From now on, this process takes its share of the cores, as one of so many."""
+    global _processes
+    _processes = processes
+
+
 def cores() -> int:
     """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    all_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, all_cores // _processes)
 
 
 _counting = Lock()

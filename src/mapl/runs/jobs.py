@@ -1,4 +1,4 @@
-"""Many runs at once, one process per core. Finished runs are left alone, stopped ones resume."""
+"""Many runs at once: one process per core, or one after another on a GPU. Finished ones stay, stopped ones resume."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from mapl.engine.workers import cores
+import torch
+
+from mapl.engine.workers import cores, share_cores
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, Tree, compose
 from mapl.runs.history import HISTORY, RECIPE, load, load_recipe
@@ -45,7 +48,9 @@ def carry_out(
     stop: Callable[[], bool] = lambda: False,
     watch: Watcher = lambda done, total: None,
 ) -> bool:
-    """Run all jobs, one process per core. Returns whether all of them are finished.
+    """Run all jobs, as many at a time as the machine has cores. Returns whether all of them are finished.
+
+    On a GPU they run one after another, because one run fills it.
 
     Once `stop` returns true or a job fails, no new job starts, and the running ones finish their round and save. Then
     the error of a failed job is raised. Any exception in this process, such as KeyboardInterrupt, kills the running
@@ -53,9 +58,17 @@ def carry_out(
     """
     for job in jobs:
         _check_folder(job)
-    futures = _in_processes(jobs, stop, watch)
+    left = [job for job in jobs if not is_done(job)]
+    if not left:
+        return True
+    futures = _in_processes(left, stop, watch)
     finished = [future.result() for future in futures]
     return all(finished)
+
+
+def is_done(job: Job) -> bool:
+    """Whether its run is in its folder, finished."""
+    return (job.folder / RECIPE).exists() and load(job.folder).finished
 
 
 def _check_folder(job: Job) -> None:
@@ -73,7 +86,8 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
     # A spawned process has no threads. A forked one would have copies of ours, with their locks held.
     context = multiprocessing.get_context("spawn")
     stopping, others = context.Event(), set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(cores(), len(jobs)), context, _begin, (stopping,))
+    processes = _side_by_side(jobs)
+    pool = ProcessPoolExecutor(processes, context, _begin, (stopping, processes))
     try:
         with _signals_held_back():
             futures = [pool.submit(_carry_out, job) for job in jobs]
@@ -96,6 +110,13 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
             pool.shutdown()
         raise
     return futures
+
+
+def _side_by_side(jobs: Sequence[Job]) -> int:
+    """How many processes there are."""
+    devices = {job.recipe().engine.device for job in jobs}
+    on_gpu = "cuda" in devices or ("auto" in devices and torch.cuda.is_available())
+    return 1 if on_gpu else min(cores(), len(jobs))
 
 
 @contextmanager
@@ -129,14 +150,24 @@ _stopping: Event
 """In a worker: whether to stop. An event can be passed to a process only when it starts, not with a job."""
 
 
-def _begin(stopping: Event) -> None:
-    """Set up a worker, before its first job."""
+def _begin(stopping: Event, processes: int) -> None:
+    """Set up a worker, one of so many, before its first job."""
     global _stopping
     _stopping = stopping
+    share_cores(processes)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     for number in STOP_SIGNALS:
         signal.signal(number, _leave_it_to_the_parent)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _end_with_the_parent() -> None:
+    """A parent that was killed cannot tell its workers, which would go on, and lock the folders of their runs."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _leave_it_to_the_parent(number: int, frame: object) -> None:
