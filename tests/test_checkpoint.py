@@ -302,7 +302,7 @@ def test_when_all_are_damaged_the_run_says_so_and_nothing_is_changed(recipe, tmp
         flip(path)
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     warnings: list[str] = []
-    with pytest.raises(MaplError, match=r"no checkpoint in '.*checkpoints' is whole .*--overwrite"):
+    with pytest.raises(MaplError, match=r"no checkpoint in '.*checkpoints' is whole .*overwrite=True"):
         mapl.resume(tmp_path / "run", warn=warnings.append)
     assert len(warnings) == 2
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before

@@ -163,7 +163,7 @@ def test_a_file_of_data_that_was_replaced_is_not_trained_on(tmp_path: Path) -> N
     for start in (mapl.resume, mapl.runs.run.restored_part):
         with pytest.raises(MaplError, match=r"the data are not those of run '.*run'"):
             start(tmp_path / "run")
-    with pytest.raises(MaplError, match=r"run' is a run on other data; choose another --name"):
+    with pytest.raises(MaplError, match=r"run' is a run on other data; choose another folder"):
         mapl.run(tiny(data), tmp_path / "run")
     moved.replace(data)
     assert mapl.resume(tmp_path / "run").finished

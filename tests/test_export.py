@@ -183,7 +183,7 @@ def command(*arguments: str) -> tuple[int, str]:
     app.command()(export_command)
     result = CliRunner().invoke(app, arguments)
     if isinstance(result.exception, MaplError):
-        return 2, str(result.exception)
+        return 2, result.exception.shell
     return result.exit_code, result.output
 
 

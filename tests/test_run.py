@@ -249,14 +249,17 @@ def test_a_run_has_one_writer_at_a_time(tmp_path):
 def test_a_run_that_exists_is_not_overwritten_unless_asked(tmp_path):
     mapl.run(small(), tmp_path / "run")
     before = written(tmp_path / "run")
-    with pytest.raises(
-        MaplError, match=r"'.*run' exists already; resume it, choose another --name, or give --overwrite"
-    ):
-        mapl.run(small(), tmp_path / "run")
-    with pytest.raises(
-        MaplError, match=r"'.*run' is a run of another recipe \(differs in seed\); choose another --name, or"
-    ):
-        mapl.run(small(seed=1), tmp_path / "run")
+    folder = str(tmp_path / "run")
+    with pytest.raises(MaplError) as same:
+        mapl.run(small(), folder)
+    start = f"{folder!r} exists already; continue it with "
+    assert str(same.value) == f"{start}mapl.resume({folder!r}), choose another folder, or give overwrite=True"
+    assert same.value.shell == f"{start}mapl resume {folder}, choose another --name, or give --overwrite"
+    with pytest.raises(MaplError) as other:
+        mapl.run(small(seed=1), folder)
+    start = f"{folder!r} is a run of another recipe (differs in seed); choose another"
+    assert str(other.value) == f"{start} folder, or give overwrite=True"
+    assert other.value.shell == f"{start} --name, or give --overwrite"
     assert written(tmp_path / "run") == before
     mapl.run(small(seed=1), tmp_path / "run", overwrite=True)
     assert written(tmp_path / "run") != before
@@ -274,8 +277,9 @@ def test_a_bad_recipe_does_not_cost_the_run_that_it_would_overwrite(tmp_path):
 def test_a_folder_that_is_no_run_is_never_overwritten(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
-    with pytest.raises(MaplError, match="is not the folder of a run, so it is not overwritten"):
-        mapl.run(small(), tmp_path / "thesis", overwrite=True)
+    for overwrite in (False, True):
+        with pytest.raises(MaplError, match=r"is not the folder of a run, so it is not overwritten; .* folder$"):
+            mapl.run(small(), tmp_path / "thesis", overwrite=overwrite)
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
     with pytest.raises(MaplError, match="is a file; choose another"):
         mapl.run(small(), tmp_path / "thesis" / "chapter.tex", overwrite=True)

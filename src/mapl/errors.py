@@ -12,10 +12,18 @@ from collections.abc import Iterable
 
 
 class MaplError(Exception):
-    """An input is wrong. The message is one sentence that says what is wrong and where."""
+    """An input is wrong. The message is one sentence that says what is wrong and where.
+
+    Where it names a way out, it does so in the words of Python. `shell` is the same sentence in those of the command
+    line, where they differ.
+    """
 
     status = 2
     """The exit status of the command line."""
+
+    def __init__(self, message: str, shell: str = ""):
+        super().__init__(message)
+        self.shell = shell or message
 
 
 class Busy(MaplError):

@@ -37,10 +37,8 @@ class Untrusted(MaplError):
 
     def __init__(self, path: str):
         self.path = path
-        super().__init__(
-            f"{path!r} is code that only a file names, not you: to import and run it, give --trust, or in Python "
-            "trust=True"
-        )
+        code = f"{path!r} is code that only a file names, not you: to import and run it, give"
+        super().__init__(f"{code} trust=True", shell=f"{code} --trust")
 
 
 @contextmanager

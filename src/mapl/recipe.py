@@ -208,6 +208,14 @@ class Recipe(Section):
         """A recipe from Python: `Recipe.of(method="mapl", rounds=20, partition={"shots": 5})`."""
         return compose(("Python", settings))[0]
 
+    @staticmethod
+    def read(path: str | Path, **settings: Any) -> Recipe:
+        """The recipe of a file, with settings from Python over it: `Recipe.read("my.toml", seed=1)`.
+
+        Like `mapl run FILE`, it takes code that the file names as named by you: trust it as you would a script.
+        """
+        return compose((str(path), read(Path(path))), ("Python", settings))[0]
+
     def title(self) -> str:
         """The name of the run, or one made from its settings."""
         alike = list(self.model.backbones) if len(set(self.model.backbones)) == 1 else []
@@ -359,7 +367,7 @@ def validated(tree: Tree, source: str) -> Recipe:
     except ValidationError as error:
         raise MaplError(f"recipe ({source}): {_complaint(error.errors(), tree)}") from None
     except MaplError as error:  # about a name that it finds nothing for
-        raise MaplError(f"recipe ({source}): {error}") from error
+        raise MaplError(f"recipe ({source}): {error}", shell=f"recipe ({source}): {error.shell}") from error
 
 
 def _check_version(version: Any, source: str) -> None:

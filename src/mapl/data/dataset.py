@@ -122,7 +122,10 @@ class DataSettings(BaseModel):
     def own(self) -> Path:
         """Where the user's own data are. There is no default."""
         if self.folder is None:
-            raise MaplError(f"data set {self.name!r} is your own: say where it is with --set data.folder=PATH")
+            where = f"data set {self.name!r} is your own: say where it is, with"
+            raise MaplError(
+                f'{where} data={{"name": {self.name!r}, "folder": …}}', shell=f"{where} --set data.folder=PATH"
+            )
         return self.folder.expanduser()
 
 

@@ -296,9 +296,9 @@ def latest(
             problem = str(error)
             warn(f"{problem}; trying the one before it")
     if paths:
+        none = f"no checkpoint in {str(run / FOLDER)!r} is whole and fits the run's other files ({problem});"
         raise MaplError(
-            f"no checkpoint in {str(run / FOLDER)!r} is whole and fits the run's other files ({problem}); start the "
-            "run again with --overwrite"
+            f"{none} start the run again with overwrite=True", shell=f"{none} start the run again with --overwrite"
         )
     return None
 

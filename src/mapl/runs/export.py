@@ -174,7 +174,8 @@ def _check_free(paths: Sequence[Path]) -> None:
     """Refuse existing files before anything is written, so that a refusal changes nothing."""
     for path in paths:
         if path.exists():
-            raise MaplError(f"{str(path)!r} exists already; choose another folder, or give --overwrite")
+            taken = f"{str(path)!r} exists already; choose another folder, or give"
+            raise MaplError(f"{taken} overwrite=True", shell=f"{taken} --overwrite")
 
 
 def _write(files: Mapping[Path, bytes]) -> list[Path]:

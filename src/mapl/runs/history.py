@@ -347,8 +347,10 @@ def load(folder: str | Path) -> Record:
         raise OlderRun(folder) if _is_older(folder) else MaplError(history.problem)
     _check_header(folder, history, recipe, clients)
     if not is_as_written(folder):
+        edited = f"{str(folder / RECIPE)!r} was edited after the run wrote it;"
         raise MaplError(
-            f"{str(folder / RECIPE)!r} was edited after the run wrote it; mapl resume takes over what may change"
+            f"{edited} mapl.resume({str(folder)!r}) takes over what may change",
+            shell=f"{edited} mapl resume takes over what may change",
         )
     _check_clients(folder, recipe, cards, history)
     intact, damaged = intact_times(times, history)
@@ -370,9 +372,10 @@ def _check_header(folder: Path, history: History, recipe: Recipe, clients: bytes
         return
     check_recipe(folder, header, recipe)
     if header.clients != digest(clients):
+        changed = f"{str(folder / CLIENTS)!r} was changed, or is from another run, according to line 1 of {HISTORY};"
         raise MaplError(
-            f"{str(folder / CLIENTS)!r} was changed, or is from another run, according to line 1 of {HISTORY}; "
-            "mapl resume can write it again"
+            f"{changed} mapl.resume({str(folder)!r}) can write it again",
+            shell=f"{changed} mapl resume can write it again",
         )
 
 

@@ -272,11 +272,11 @@ def _writing(folder: Path, player: Player) -> Iterator[None]:
     except OSError as error:
         resumable = (folder / RECIPE).is_file()
         whole = len(player.cards) == player.recipe.clients
-        again = f"mapl resume {folder}" if whole else "resume this part"
-        remedy = f"nothing before its last checkpoint is lost: make room, then {again}"
-        raise MaplError(
-            f"run {str(folder)!r} could not be written ({error}); {remedy if resumable else 'choose another folder'}"
-        ) from error
+        failed = f"run {str(folder)!r} could not be written ({error});"
+        safe = "nothing before its last checkpoint is lost"
+        ways = (f"mapl.resume({str(folder)!r})", f"mapl resume {folder}") if whole else ("resume this part",) * 2
+        python, shell = (f"{safe}: make room, then {way}" if resumable else "choose another folder" for way in ways)
+        raise MaplError(f"{failed} {python}", shell=f"{failed} {shell}") from error
 
 
 def _check_new(part: Part) -> None:
@@ -310,15 +310,24 @@ def _check_not_joined(folder: Path) -> None:
 def _check_place(folder: Path, recipe: Recipe, data: Callable[[], Mapping[int, str]], overwrite: bool) -> None:
     """Overwrite nothing but another run, and only if asked. `data`: the digest of each client's data."""
     if folder.exists() and not folder.is_dir():
-        raise MaplError(f"{str(folder)!r} is a file; choose another --name or --out")
+        raise MaplError(
+            f"{str(folder)!r} is a file; choose another folder",
+            shell=f"{str(folder)!r} is a file; choose another --name or --out",
+        )
     inside = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if inside and not overwrite:
-        other = _another_run(folder, recipe, data) if RECIPE in inside else ""
-        problem = f"{other};" if other else "exists already; resume it,"
-        raise MaplError(f"{str(folder)!r} {problem} choose another --name, or give --overwrite")
     # A run killed before it had a recipe has only its clients, or a temporary file.
     if RECIPE not in inside and any(CLIENTS not in name and RECIPE not in name for name in inside):
-        raise MaplError(f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another --name")
+        not_ours = f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another"
+        raise MaplError(f"{not_ours} folder", shell=f"{not_ours} --name")
+    if inside and not overwrite:
+        other = _another_run(folder, recipe, data) if RECIPE in inside else ""
+        taken = f"{str(folder)!r} {other or 'exists already'};"
+        ways = (f"mapl.resume({str(folder)!r})", f"mapl resume {folder}")
+        python, shell = ("" if other else f"continue it with {way}, " for way in ways)
+        raise MaplError(
+            f"{taken} {python}choose another folder, or give overwrite=True",
+            shell=f"{taken} {shell}choose another --name, or give --overwrite",
+        )
 
 
 def _another_run(folder: Path, recipe: Recipe, data: Callable[[], Mapping[int, str]]) -> str:

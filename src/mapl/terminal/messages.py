@@ -9,6 +9,7 @@ from typing import TextIO
 
 from rich.console import Console
 
+from mapl.errors import MaplError
 from mapl.names import printable
 
 
@@ -41,10 +42,10 @@ def show_warning(
         print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
-def error(message: object) -> None:
+def error(error: MaplError | str) -> None:
     """Why a command failed, on standard error."""
     Console(stderr=True, highlight=False).print("[bold red]error:[/]", end=" ")
-    print(printable(str(message), keep=LINES), file=sys.stderr)
+    print(printable(error if isinstance(error, str) else error.shell, keep=LINES), file=sys.stderr)
 
 
 def console() -> Console:
