@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mapl.peer.identity
 from identities import HERE, RECIPE, at, contents, invited, joined, new_network
 from mapl.peer import certificates, revocations
 from mapl.peer.authority import create_network, invite, revoke
@@ -194,6 +195,21 @@ def test_a_damaged_certificate_of_another_member_is_as_if_it_were_not_there(netw
     (folder / "members/bob.pem").rename(folder / "members/carol.pem")
     (folder / "members/dave.pem").write_bytes(b"nothing")
     assert list(Identity.load(folder).members()) == ["alice"]
+
+
+def test_a_certificate_is_read_once_and_again_whenever_its_file_changes(network, tmp_path, monkeypatch):
+    identity, reads = Identity.load(shutil.copytree(network[0].folder, tmp_path / "copy")), []
+    path, real = identity.folder / "members/bob.pem", mapl.peer.identity.read
+    monkeypatch.setattr(mapl.peer.identity, "read", lambda path, limit: reads.append(path.name) or real(path, limit))
+    assert [list(identity.members()) for _ in range(3)] == [["alice", "bob"]] * 3
+    assert reads.count("bob.pem") == 1
+    good = path.read_bytes()
+    path.write_bytes(good[:-40])
+    assert list(identity.members()) == ["alice"]
+    path.write_bytes(good)
+    assert list(identity.members()) == ["alice", "bob"]
+    path.unlink()
+    assert list(identity.members()) == ["alice"]
 
 
 @pytest.mark.parametrize("days", [-3, 3651])

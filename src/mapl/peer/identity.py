@@ -1,13 +1,16 @@
 """Who a peer is, and whom it believes: an identity folder, and everything that a running peer asks of it.
 
-Other processes may change the folder (`mapl identity revoke`, an enrolment), so members and revocations are read from
-it each time. What was verified once is not verified again.
+Other processes may change the folder (`mapl identity revoke`, an enrolment), so it is looked at each time. What was
+verified once is not verified again, and a file that has not changed is not read again.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,9 +135,9 @@ class Identity:
     def known(self) -> dict[str, Member]:
         """The same with those who were revoked."""
         found = {self.name: self.own}
-        for path in (self.folder / MEMBERS).glob("*.pem"):
+        for path, stamp in _stamps(self.folder / MEMBERS):
             try:
-                member = self._read(read(path, certificates.LIMIT))
+                member = _in_file(path, stamp, self.authority, self.clients)
             except IdentityError:
                 continue  # not ours, or damaged: whoever it is can show it again
             if member.name == path.stem:
@@ -155,7 +158,7 @@ class Identity:
 
     def remember(self, pem: bytes, check_time: bool = False) -> Member:
         """The same whatever the clock says, for certificates from the network's authority."""
-        member = self._read(pem)
+        member = _member(pem, self.authority, self.clients)
         if member.name in self.revoked_names():
             raise IdentityError("revoked", f"{member.name!r} was revoked")
         if check_time:
@@ -178,15 +181,6 @@ class Identity:
     def _store(self, member: Member) -> None:
         if member.name != self.name:
             write(self.folder / MEMBERS / f"{member.name}.pem", member.certificate)
-
-    def _read(self, pem: bytes) -> Member:
-        """A certificate of this network, valid today or not."""
-        member = certificates.read_member(pem, self.authority)
-        if member.number >= self.clients:
-            raise IdentityError(
-                "number", f"{member.name!r} has number {member.number}, but the network has {self.clients} clients"
-            )
-        return member
 
     # Revocations
 
@@ -230,6 +224,38 @@ class Identity:
             key = certificates.read_key(read(path, certificates.LIMIT), repr(str(path)))
             if certificates.digest_of(key.public_key())[:ID_DIGITS] != self.network_id:
                 raise IdentityError("key", f"{str(path)!r} is not the key of {str(self.ca_path)!r}")
+
+
+Stamp = tuple[int, int, int]
+"""Inode, time and size of a file. Whoever changes a file changes one of them: ours are never written in place."""
+
+
+def _stamps(folder: Path) -> list[tuple[Path, Stamp]]:
+    """The certificates in a folder. A peer asks several times a round, and to look is quicker than to read."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".pem"):
+                with suppress(OSError):
+                    about = entry.stat()
+                    found.append((Path(entry.path), (about.st_ino, about.st_mtime_ns, about.st_size)))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _in_file(path: Path, stamp: Stamp, authority: bytes, clients: int) -> Member:
+    """The certificate in a file, read once for each stamp. What cannot be read is tried again each time."""
+    return _member(read(path, certificates.LIMIT), authority, clients)
+
+
+def _member(pem: bytes, authority: bytes, clients: int) -> Member:
+    """A certificate of this network, valid today or not."""
+    member = certificates.read_member(pem, authority)
+    if member.number >= clients:
+        raise IdentityError(
+            "number", f"{member.name!r} has number {member.number}, but the network has {clients} clients"
+        )
+    return member
 
 
 def opened(folder: Path) -> Identity:

@@ -165,7 +165,7 @@ class PeerPost:
         return self._settled(round, time.monotonic() - started)
 
     def _ask(self, round: _Gathering, until: float) -> None:
-        """Ask everybody whose letter is missing and of whom no request is open, also if the deadline is over already."""
+        """Ask everybody whose letter is missing and of whom no request is open, at least once a round."""
         wire = self._wired()
         left = until - time.monotonic()
         for name in round.open:

@@ -102,7 +102,7 @@ class Status:
             "reopened": self.wire.reopened,
         }
         # The outbox has made the folder.
-        write(self.path, json.dumps(self.tree, indent=1).encode(), flush=False)
+        write(self.path, json.dumps(self.tree).encode(), flush=False)
 
     def _compare_cards(self) -> None:
         """Say once per member which settings of its recipe are not those of ours."""
