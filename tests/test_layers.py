@@ -24,6 +24,7 @@ LAYERS = [
     {"recipe"},
     {"runs"},
     {"analysis"},
+    {"live"},
     {"report"},
     {"terminal"},
     {"peer"},

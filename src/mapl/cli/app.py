@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from mapl.cli import data, demo, export, identity, join, look, network, peer, runs
+from mapl.cli import data, demo, export, identity, join, look, network, peer, runs, watch
 from mapl.errors import MaplError
 from mapl.paper import commands as paper
 from mapl.terminal import messages
@@ -30,6 +30,7 @@ its own architecture.
 [bold]mapl run[/bold]                     train MAPL on handwritten digits, into runs/
 [bold]mapl run --topology none[/bold]     the control arm: no communication
 [bold]mapl compare runs/digits-*[/bold]   what communication gained
+[bold]mapl watch[/bold]                   a page on which one sees runs happen
 [bold]mapl report runs/digits-*[/bold]    the same with figures, as a page
 [bold]mapl show --method mapl+[/bold]     every setting; change any: --set KEY=VALUE
 
@@ -63,6 +64,7 @@ app.command("demo", rich_help_panel=TRAIN)(demo.demo)
 app.command("run", rich_help_panel=TRAIN)(runs.run_command)
 app.command("resume", rich_help_panel=TRAIN)(runs.resume_command)
 app.command("reproduce", rich_help_panel=TRAIN)(paper.reproduce_command)
+app.command("watch", rich_help_panel=LOOK)(watch.watch_command)
 app.command("compare", rich_help_panel=LOOK)(look.compare_command)
 app.command("report", rich_help_panel=LOOK)(look.report_command)
 app.command("join", rich_help_panel=PEERS)(join.join_command)

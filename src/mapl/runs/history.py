@@ -357,7 +357,7 @@ def load(folder: str | Path) -> Record:
     _check_end(folder, history, intact, saved, graphs)
     rounds = [entry.round for entry in history.entries]
     remarks = _remarks(folder, len(rounds), intact, damaged)
-    return Record(folder, recipe, cards, rounds, [_seconds(line) for line in intact.values()], history, remarks)
+    return Record(folder, recipe, cards, rounds, [seconds_of(line) for line in intact.values()], history, remarks)
 
 
 def _is_older(folder: Path) -> bool:
@@ -428,5 +428,5 @@ def _remarks(folder: Path, rounds: int, times: Mapping[int, bytes], damaged: Seq
     return tuple(remarks)
 
 
-def _seconds(line: bytes) -> dict[str, float]:
+def seconds_of(line: bytes) -> dict[str, float]:
     return {key: value for key, value in json.loads(line).items() if key != "chain"}
