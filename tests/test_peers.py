@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from mapl.runs.run import run
 pytest.importorskip("zenoh")
 pytest.importorskip("cryptography")
 
-from mapl.peer.local import LocalNetwork, make_network
-from mapl.peer.settings import read_settings
+from mapl.peer.local import HOST, LocalNetwork, free_ports, make_network
+from mapl.peer.settings import read_settings, to_toml
 from mapl.peer.status import read_status
 from mapl.recipe import Tree
 
@@ -202,6 +203,53 @@ def test_a_peer_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert_same_files(files, tmp_path / "simulated", tmp_path)
 
 
+def reach(file: Path, **net: Any) -> None:
+    """Change how a peer finds others."""
+    tree = tomllib.loads(file.read_text())
+    file.write_text(to_toml({**tree, "net": {**tree["net"], **net}}))
+
+
+def test_one_known_peer_of_several_is_enough_to_find_all_others(tmp_path: Path) -> None:
+    """The first one listens. The others know it, and an address where nobody is, but not each other."""
+    made = recipe("courier", clients=3, rounds=3)
+    files = make_network(tmp_path / "net", made, PATIENT)
+    nobody, known = f"{HOST}:{free_ports(1)[0]}", read_settings(files[0]).net.listen
+    for number, file in enumerate(files):
+        reach(file, discover="gossip", connect=[nobody, known] if number else [])
+    play(files)
+    run(made, tmp_path / "simulated")
+    assert_same_files(files, tmp_path / "simulated", tmp_path)
+
+
+def test_peers_on_a_local_network_find_each_other_without_any_address(with_hosts: None, tmp_path: Path) -> None:
+    made = recipe("courier", clients=2, rounds=3)
+    with hosts.Hosts(2) as there:
+        files = make_network(tmp_path / "net", made, PATIENT, there.addresses)
+        for file in files:
+            reach(file, discover="lan", connect=[])
+        play(files, first=functools.partial(go_to, there.names))
+    run(made, tmp_path / "simulated")
+    assert_same_files(files, tmp_path / "simulated", tmp_path)
+
+
+def test_peers_that_never_wait_read_what_has_arrived(tmp_path: Path) -> None:
+    """The second one starts when the first is well ahead."""
+    made = recipe("courier", clients=2, rounds=100, partition={"shots": 2, "test_shots": 5})
+    files = make_network(tmp_path / "net", made, {"wait": {"mode": "async", "linger": 120.0}})
+    watch = Rounds(files)
+    with LocalNetwork(files) as network:
+        network.start(0)
+        until = time.monotonic() + 60
+        while watch.look()[0] < 20 and time.monotonic() < until:
+            time.sleep(0.02)
+        network.start(1)
+        assert network.wait(240), "a peer has not ended"
+    records = [load(state(file) / "run") for file in files]
+    assert all(record.finished for record in records), logs(files)
+    assert records[1].messages > 0
+    assert all(read_status(state(file))["last_exchange"]["waited"] < 1 for file in files)
+
+
 @pytest.mark.network
 def test_peers_that_look_around_find_their_clusters_with_a_part_of_the_letters(tmp_path: Path) -> None:
     """From 3 contacts each, 12 peers end in the true clusters, as in the simulation, to the bit."""
@@ -212,6 +260,8 @@ def test_peers_that_look_around_find_their_clusters_with_a_part_of_the_letters(t
     run(made, tmp_path / "simulated")
     assert_same_files(files, tmp_path / "simulated", tmp_path)
     joined = load(tmp_path / "joined")
+    # Nothing is sent to those who do not listen.
+    assert sum(read_status(state(file))["letters_out"] for file in files) == joined.messages
     assert share_inside(joined.weights(), [client.cluster for client in joined.clients]) == 1
     assert (joined.weights() > 0).sum(1).min() > 1
     assert joined.messages < 0.6 * peers * (peers - 1) * rounds
