@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -35,11 +35,14 @@ from mapl.network import epsilon
 from mapl.network.refused import Counts, added
 from mapl.plugins import looking
 from mapl.recipe import Recipe, read, to_toml, validated
-from mapl.runs import checkpoint
+from mapl.runs import checkpoint, shown
 from mapl.runs.chain import Header, History, closed, digest, follows, read_history
 from mapl.runs.chain import Round as Round  # the one that everybody else imports from here
 from mapl.runs.files import check_entries, write_aside
 from mapl.runs.graph import INDEX, ROWS, Graph, fill
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RECIPE, CLIENTS, HISTORY, TIMES = "recipe.toml", "clients.json", "history.jsonl", "times.jsonl"
 PROFILE, JOINED = "profile.json", "joined.json"
@@ -74,6 +77,22 @@ class Record:
     """The same rounds with their hashes; None for a record that was not read from a folder."""
     remarks: tuple[str, ...] = ()
     """What a reader should know, such as lines of times.jsonl that are missing or damaged."""
+
+    def __repr__(self) -> str:
+        return shown.in_a_line(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same with the accuracy by round."""
+        return shown.as_html(self)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A data frame of pandas, which must be installed: a row for each client in each round.
+
+        Columns: `round` (from 0), `client`, `cluster`, `backbone`, `accuracy` (0 to 1; NaN in a round without a test),
+        `loss_…` for each term of the loss, and where the run has them `all_images`, `accuracy_…` for each other way to
+        answer, and `released`. What is known of the network alone, such as messages, is in `rounds`.
+        """
+        return shown.as_frame(self)
 
     @property
     def held(self) -> list[int]:
