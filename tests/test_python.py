@@ -20,7 +20,7 @@ from mapl.data.dataset import DataSettings
 from mapl.plugins import Untrusted
 
 SOURCE = Path(mapl.__file__).parent
-SHELLS = ("cli", "paper", "peer", "terminal")
+SHELLS = ("cli", "live", "paper", "peer", "terminal")
 """Rooms that are only reached from the command line."""
 
 
