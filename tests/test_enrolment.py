@@ -480,16 +480,16 @@ def test_any_bytes_for_a_connection(service, data, secured):
 
 
 def test_the_17th_connection_is_closed_and_a_slow_one_does_not_last(alice, monkeypatch):
-    monkeypatch.setattr(enrolment, "SECONDS", 1.0)
+    seconds = 2.0
+    monkeypatch.setattr(enrolment, "SECONDS", seconds)
     with Enrolment(alice.folder, HERE, 0) as service:
-        idle = [socket.create_connection((HERE, service.port)) for _ in range(CONNECTIONS)]
         started = time.monotonic()
+        idle = [socket.create_connection((HERE, service.port)) for _ in range(CONNECTIONS)]
         time.sleep(0.2)  # until the last one is accepted
-        assert exchanged(service, post(b"{}")) == b"", "no place is left"
-        while not exchanged(service, post(b"{}")):
-            assert time.monotonic() - started < 10
+        while not exchanged(service, post(b"{}")):  # no place is left
+            assert time.monotonic() - started < 10 * seconds
             time.sleep(0.05)
-        assert time.monotonic() - started >= 0.9
+        assert time.monotonic() - started >= seconds
         for connection in idle:
             connection.close()
 
@@ -500,9 +500,10 @@ def test_a_request_that_drips_is_cut_off(alice, monkeypatch):
     with Enrolment(alice.folder, HERE, 0) as service:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=alice.authority.decode())
-        connection = context.wrap_socket(socket.create_connection((HERE, service.port)), server_hostname="alice")
+        connection = socket.create_connection((HERE, service.port))
         started = time.monotonic()
-        with suppress(OSError):
+        with suppress(OSError):  # on a busy machine it may be cut off before it has shown its certificate
+            connection = context.wrap_socket(connection, server_hostname="alice")
             while time.monotonic() - started < 10:
                 connection.sendall(b"P")
                 time.sleep(0.05)
