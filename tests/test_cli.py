@@ -23,7 +23,7 @@ from mapl.analysis.compare import Arm, Estimate
 from mapl.analysis.control import NOBODY
 from mapl.cli import main
 from mapl.cli.app import app
-from mapl.cli.look import CELLS, table
+from mapl.cli.compare import CELLS, table
 from mapl.recipe import read, to_toml, validated
 from mapl.runs.files import only_writer
 
@@ -188,7 +188,7 @@ def test_compare_prints_a_table_and_json():
     out = cli("compare", "runs/ours", "runs/control")
     assert "mapl, no letters" in out
     assert re.search(r"mapl, no letters +│.*│ +control │", out)
-    arms = json.loads(cli("compare", "runs/ours", "runs/control", "--json"))
+    arms = json.loads(cli("compare", "runs/ours", "runs/control", "--json"))["arms"]
     gain = mapl.load("runs/ours").mean - mapl.load("runs/control").mean
     assert arms[0]["gain"]["mean"] == pytest.approx(gain)
     assert arms[0]["messages"] == 36
@@ -217,7 +217,7 @@ def test_compare_says_how_much_of_the_way_to_pooled_images_an_arm_has_made():
     folders = "runs/ours", "runs/control", "runs/ceiling"
     ours, control, ceiling = (mapl.run(*run).mean for run in zip((ours, control, ceiling), folders, strict=True))
     assert ceiling > control
-    arms = json.loads(cli("compare", *folders, "--json"))
+    arms = json.loads(cli("compare", *folders, "--json"))["arms"]
     share = (ours - control) / (ceiling - control)
     assert arms[0]["share"] == {"mean": pytest.approx(share), "interval": None}
     assert [arm["is_ceiling"] for arm in arms] == [False, False, True]

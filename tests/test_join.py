@@ -658,8 +658,8 @@ def test_the_command_line(network: dict[str, Path], tmp_path: Path) -> None:
     assert f"mapl report {tmp_path / 'run'}" in said.stdout
     assert everything(tmp_path / "run") == everything(network["whole"])
     compared = cli("compare", str(tmp_path / "run"), str(network["control"]), "--json")
-    assert [arm["is_part"] for arm in json.loads(compared.stdout)] == [False, False]
-    assert json.loads(compared.stdout)[0]["gain"] is not None
+    assert [arm["is_part"] for arm in json.loads(compared.stdout)["arms"]] == [False, False]
+    assert json.loads(compared.stdout)["arms"][0]["gain"] is not None
     lone = cli("compare", str(network["peer"]))
     assert "client 2 of 4" in lone.stderr
     assert isinstance(cli("join", *parts, "--out", str(tmp_path / "run")).exception, MaplError)

@@ -129,7 +129,7 @@ def test_a_method_of_ones_own_runs_is_saved_resumed_and_compared(outside):
     record = mapl.load("runs/own")
     assert record.messages == 4 * 3 * 3
     assert record.recipe.method.strength == 0.5
-    arms = json.loads(cli("compare", "runs/own", "runs/alone", "runs/gentle", "--json"))
+    arms = json.loads(cli("compare", "runs/own", "runs/alone", "runs/gentle", "--json"))["arms"]
     assert [arm["label"] for arm in arms] == [
         "headmean:HeadMean, method.strength=0.5",
         "headmean:HeadMean, no letters",

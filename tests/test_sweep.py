@@ -92,7 +92,7 @@ def test_the_command_trains_all_ends_with_the_table_and_repeats_nothing(quick_wo
     arguments = ["run", *QUICK, "--method", "local,mapl", "--seeds", "2", "--name", "sweep", "--json"]
     first = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert first.exit_code == 0, first.output
-    arms = {arm["label"]: arm for arm in json.loads(first.stdout)}
+    arms = {arm["label"]: arm for arm in json.loads(first.stdout)["arms"]}
     assert list(arms) == ["local", "mapl", "mapl, no letters"]
     assert [arm["seeds"] for arm in arms.values()] == [[0, 1]] * 3
     assert arms["mapl"]["pairs"] == 2
@@ -124,7 +124,7 @@ def test_what_cannot_be_swept_is_one_sentence_and_nothing_is_written(arguments, 
 
 def table(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """The compared table without the seconds."""
-    arms = json.loads(CliRunner().invoke(app, ["compare", *map(str, folders), "--json"]).stdout)
+    arms = json.loads(CliRunner().invoke(app, ["compare", *map(str, folders), "--json"]).stdout)["arms"]
     return [{key: value for key, value in arm.items() if key != "seconds"} for arm in arms]
 
 

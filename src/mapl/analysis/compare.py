@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
 from mapl.analysis.clusters import share_inside
 from mapl.analysis.control import ceilings, is_ceiling, is_control, never_read, twins
-from mapl.recipe import Recipe, flat, has_letters, is_silent
-from mapl.runs.history import Record, part_of, share_of_network
+from mapl.analysis.labels import labels_of
+from mapl.recipe import Recipe, flat, has_letters
+from mapl.runs.history import Record, part_of
 
 ROUNDING = 1e-9
 """Means of accuracies that differ by less are equal."""
@@ -101,7 +102,7 @@ def group(records: Sequence[Record]) -> dict[str, list[Record]]:
     A seed counts once, or it would narrow the interval. Of several runs of one seed, the longest counts.
     """
     arms = [_tested_first([_farthest(runs) for runs in seeds.values()]) for seeds in _by_seed(records).values()]
-    labels = _labels([runs[0] for runs in arms])
+    labels = labels_of([runs[0] for runs in arms], [flat(_tree(runs[0])) for runs in arms])
     return {_with_age(label, runs): runs for label, runs in zip(labels, arms, strict=True)}
 
 
@@ -233,7 +234,12 @@ def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Re
 
 def _accuracies(runs: Sequence[Record]) -> dict[Age, float]:
     """The mean over clients at every test."""
-    return {(run.recipe.seed, r.round): fmean(r.accuracy) for run in runs for r in run.tested if r.accuracy}
+    return {(run.recipe.seed, round): mean for run in runs for round, mean in at_tests(run).items()}
+
+
+def at_tests(run: Record) -> dict[int, float]:
+    """The mean over clients by tested round."""
+    return {r.round: fmean(r.accuracy) for r in run.tested if r.accuracy}
 
 
 def _share(gains: Mapping[Age, float], rooms: Mapping[Age, float]) -> Estimate | None:
@@ -322,50 +328,3 @@ def _differ(key: str, flats: Sequence[dict[str, Any]]) -> bool:
         method = values["method.name"] if key.startswith("method.") else ""
         by_method.setdefault(method, set()).add(json.dumps(values[key]))
     return any(len(values) > 1 for values in by_method.values())
-
-
-def _labels(runs: Sequence[Record]) -> list[str]:
-    """What sets each arm apart, in words."""
-    recipes, flats = [run.recipe for run in runs], [flat(_tree(run)) for run in runs]
-    # An arm without letters has no network settings: it neither differs in them nor hides that others do.
-    keys = dict.fromkeys(key for values in flats for key in values if key in _DISTINCTIVE)
-    differing = [k for k in keys if len({json.dumps(f[k]) for f in flats if k in f}) > 1]
-    labels = []
-    for run, recipe, values in zip(runs, recipes, flats, strict=True):
-        notes = [_DISTINCTIVE[key](values[key]) for key in differing if key in values]
-        if not has_letters(recipe) and not is_silent(recipe):
-            notes.append("no letters")
-        if recipe.partition.pooled:
-            notes.append("pooled")
-        if not run.whole:
-            notes.append(share_of_network(run.held, recipe.clients))
-        labels.append(", ".join([recipe.method.name, *notes]))
-    return _distinct(labels, flats)
-
-
-def _distinct(labels: list[str], flats: list[dict[str, Any]]) -> list[str]:
-    """Labels that are still equal get the keys in which their recipes differ."""
-    distinct = []
-    for label, values in zip(labels, flats, strict=True):
-        alike = [f for other, f in zip(labels, flats, strict=True) if other == label]
-        keys = [k for k in values if any(f.get(k) != values[k] for f in alike)]
-        notes = [_NOTES[k](values[k]) if k in _NOTES else f"{k}={values[k]}" for k in keys]
-        distinct.append(", ".join([label, *notes]))
-    return distinct
-
-
-_NOTES: dict[str, Callable[[Any], str]] = {
-    "network.topology.name": str,
-    "data.digest": lambda value: f"data {value[:6]}",
-}
-"""Settings that a label names without their key, where nothing else tells its arm from another."""
-
-_DISTINCTIVE: dict[str, Callable[[Any], str]] = {
-    "data.name": str,
-    "partition.scenario": lambda value: f"scenario {value}",
-    "clients": lambda value: f"{value} clients",
-    "model.backbones": lambda value: "one backbone" if len(set(value)) == 1 else f"{len(set(value))} backbones",
-    "network.mixing.kind": lambda value: f"{value} mixing",
-    "network.compress.kind": lambda value: f"{'float32' if value == 'none' else value} letters",
-}
-"""Settings that need no key to be understood, and how to say them."""

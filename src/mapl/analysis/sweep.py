@@ -6,7 +6,7 @@ killed, or is asked for again with more seeds or methods, repeats nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mapl.errors import MaplError
 from mapl.names import folder_name
 from mapl.recipe import Recipe, has_letters
 from mapl.runs.chain import digest
-from mapl.runs.history import CLIENTS, JOINED, RECIPE, combined, load_recipe, read_cards
+from mapl.runs.history import JOINED, RECIPE, combined, load_recipe, read_cards, runs_below
 from mapl.runs.jobs import Job
 from mapl.runs.part import all_digests, default_name, keeping_data, own_data, with_digests
 
@@ -110,8 +110,10 @@ def _apart_from_seed(recipe: Recipe) -> str:
 
 def _found(out: Path) -> _Folders:
     """The runs that are in a folder already. What cannot be read, or is only a part of a network, is passed over."""
+    if (out / RECIPE).exists():
+        raise MaplError(f"{str(out)!r} is the folder of a run, so no runs go into it: choose another --out")
     folders = _Folders(out)
-    for folder in run_folders(out):
+    for folder in runs_below(out):
         folders.taken.add(folder)
         try:
             recipe = load_recipe(folder)
@@ -122,9 +124,3 @@ def _found(out: Path) -> _Folders:
             data = combined({card.id: card.data for card in cards}) if own_data(recipe) else ""
             folders.runs.setdefault(f"{recipe.fingerprint()} {recipe.rounds} {data}", folder)
     return folders
-
-
-def run_folders(parent: Path) -> Iterator[Path]:
-    """The folders of runs directly inside a folder, by name."""
-    if parent.is_dir():
-        yield from sorted(path.parent for path in parent.glob(f"*/{RECIPE}") if (path.parent / CLIENTS).is_file())

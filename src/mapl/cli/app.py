@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from mapl.cli import data, demo, export, identity, join, look, network, peer, runs, watch
+from mapl.cli import compare, data, demo, export, identity, join, look, network, peer, runs, watch
 from mapl.errors import MaplError
 from mapl.paper import commands as paper
 from mapl.terminal import messages
@@ -65,7 +65,7 @@ app.command("run", rich_help_panel=TRAIN)(runs.run_command)
 app.command("resume", rich_help_panel=TRAIN)(runs.resume_command)
 app.command("reproduce", rich_help_panel=TRAIN)(paper.reproduce_command)
 app.command("watch", rich_help_panel=LOOK)(watch.watch_command)
-app.command("compare", rich_help_panel=LOOK)(look.compare_command)
+app.command("compare", rich_help_panel=LOOK)(compare.compare_command)
 app.command("report", rich_help_panel=LOOK)(look.report_command)
 app.command("join", rich_help_panel=PEERS)(join.join_command)
 app.command("export", rich_help_panel=LOOK)(export.export_command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from mapl.cli.look import print_table
+from mapl.cli.compare import compared, print_tables
 from mapl.cli.sweep import train
 from mapl.terminal.messages import say
 
 if TYPE_CHECKING:
-    from mapl.analysis.compare import Estimate
     from mapl.recipe import Tree
     from mapl.runs.history import Record
     from mapl.runs.jobs import Job
@@ -56,7 +55,6 @@ def demo(
     Trains couriers, MAPL and MAPL+ with their control arms and Local, prints what letters add, and writes a report.
     After Ctrl-C the same command continues where it stopped; finished runs are not repeated.
     """
-    from mapl.analysis.compare import compare
     from mapl.runs.history import load
 
     seeds = seeds or (2 if quick else 5)
@@ -67,7 +65,7 @@ def demo(
     train(jobs)
     runs = {name: [load(job.folder) for job in jobs if job.arm == name] for name in ARMS}
     records = [record for arm in runs.values() for record in arm]
-    print_table(compare(records))
+    print_tables(*compared(records))
     findings = [_no_findings()] if quick else list(_findings(runs))
     for finding in findings:
         Console(soft_wrap=True, highlight=False).print(f"• {finding}")
@@ -109,26 +107,24 @@ def _no_findings() -> str:
 
 def _findings(runs: dict[str, list[Record]]) -> Iterator[str]:
     """What letters add, in plain words, also where they add nothing."""
-    from mapl.analysis.compare import Estimate
-
     courier, mapl = runs["courier"], runs["mapl"]
-    yield "The courier's letters: " + _verdict(_difference(courier, runs["courier-alone"]))
+    yield "The courier's letters: " + _verdict(courier, runs["courier-alone"])
     yield "What that does for the own networks alone, which never leave home: " + _verdict(
-        Estimate.of([a.ways["own"] - b.ways["own"] for a, b in zip(courier, runs["courier-alone"], strict=True)])
+        courier, runs["courier-alone"], lambda run: run.ways["own"]
     )
     yield (
         "The answers compared with the best training without letters that we know (own network and courier learn from "
-        "each other at home): " + _verdict(_difference(courier, runs["mutual"]))
+        "each other at home): " + _verdict(courier, runs["mutual"])
     )
     yield "Nobody is told who belongs together. " + _found(courier)
-    yield "MAPL's letters (prototypes): " + _verdict(_difference(mapl, runs["mapl-alone"])) + " " + _found(mapl)
+    yield "MAPL's letters (prototypes): " + _verdict(mapl, runs["mapl-alone"]) + " " + _found(mapl)
     yield (
         "MAPL's losses on two views per image, without letters, versus plain local training: "
-        + _verdict(_difference(runs["mapl-alone"], runs["local"]))
+        + _verdict(runs["mapl-alone"], runs["local"])
     )
     yield (
         "MAPL+ with the same backbone for all, so that backbones can be mixed: "
-        + _verdict(_difference(runs["one-backbone-mapl+"], runs["one-backbone-alone"]))
+        + _verdict(runs["one-backbone-mapl+"], runs["one-backbone-alone"])
     )
 
 
@@ -145,20 +141,15 @@ def _found(runs: Sequence[Record]) -> str:
     )
 
 
-def _difference(ours: Sequence[Record], theirs: Sequence[Record]) -> Estimate:
-    """Paired by seed: same data, same initial weights."""
+def _verdict(
+    ours: Sequence[Record], theirs: Sequence[Record], number: Callable[[Record], float] = lambda run: run.mean
+) -> str:
+    """The difference in words, paired by seed: same data, same initial weights."""
     from mapl.analysis.compare import Estimate
+    from mapl.analysis.paired import verdict
 
-    return Estimate.of([a.mean - b.mean for a, b in zip(ours, theirs, strict=True)])
-
-
-def _verdict(gain: Estimate) -> str:
-    points = f"{gain.text(sign='+')} points of accuracy"
-    if gain.interval is None:
-        return f"{points}, from one seed: no claim."
-    if abs(gain.mean) <= gain.interval:
-        return f"{points}: no difference that these seeds can show."
-    return f"{points}: {'a gain' if gain.mean > 0 else 'a loss'} that the 95 % interval confirms."
+    gain = Estimate.of([number(a) - number(b) for a, b in zip(ours, theirs, strict=True)])
+    return f"{gain.text(sign='+')} points of accuracy: {verdict(gain, len(ours))}."
 
 
 def _saved(runs: Sequence[Record]) -> float:

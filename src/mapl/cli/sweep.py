@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mapl.cli.look import print_table
+from mapl.cli.compare import compared, show_comparison
 from mapl.cli.recipe_options import compose_recipe
 from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave
@@ -36,7 +35,6 @@ def sweep(
     **options: Any,
 ) -> None:
     """Train every combination, with control arms, and print the compared table."""
-    from mapl.analysis.compare import compare
     from mapl.analysis.sweep import plan
     from mapl.runs.history import load
 
@@ -47,11 +45,7 @@ def sweep(
         say(_announcement(planned))
     train(planned.jobs)
     records = [load(job.folder) for job in planned.jobs]
-    arms = compare(records)
-    if as_json:
-        print(json.dumps([arm.as_dict() for arm in arms], indent=1))
-    else:
-        print_table(arms)
+    show_comparison(*compared(records), as_json)
 
 
 def train(jobs: Sequence[Job]) -> None:

@@ -350,6 +350,13 @@ def _round_of(line: bytes) -> int:
 # A whole folder
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """The folder if it is that of a run, or else the folders of runs below it, by name."""
+    if (folder / RECIPE).exists() or not folder.is_dir():
+        return [folder] if (folder / RECIPE).exists() else []
+    return sorted(path.parent for path in folder.rglob(RECIPE) if (path.parent / CLIENTS).is_file())
+
+
 def load(folder: str | Path) -> Record:
     """Read a run: its recipe, its clients, and what happened in every round.
 
