@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,20 +18,28 @@ from mapl.runs.history import CLIENTS, HISTORY, TIMES, ClientCard, clients_file,
 class ShownRun:
     """A run whose clients stand in clusters of equal size and listen ever more to their own cluster."""
 
-    def __init__(self, folder: Path, clients: int = 6, rounds: int = 5, clusters: int = 3, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clients: int = 6,
+        rounds: int = 5,
+        clusters: int = 3,
+        held: Sequence[int] | None = None,
+        **settings: object,
+    ) -> None:
         self.folder, self.clients, self.clusters = folder, clients, clusters
         self.recipe = Recipe.of(clients=clients, rounds=rounds, **settings)
         self.letters = self.recipe.network.topology.name != "none"
         folder.mkdir(parents=True)
         self.cards = [
             ClientCard(i, i * clusters // clients, [2 * (i * clusters // clients)], 20, 40, "mlp", 1000, "d")
-            for i in range(clients)
+            for i in (range(clients) if held is None else held)
         ]
         write_aside(folder / CLIENTS, clients_file(self.cards))
         write_recipe(folder, self.recipe)
         header = Header.of(self.recipe.fingerprint(), clients_file(self.cards))
         self.history = Writer(folder / HISTORY, header)
-        self.graph = GraphWriter(folder, range(clients))
+        self.graph = GraphWriter(folder, [card.id for card in self.cards])
         self.played = 0
 
     def play(self, rounds: int = 1, seconds: float = 0.5) -> None:
@@ -38,21 +47,21 @@ class ShownRun:
         for _ in range(rounds):
             round, before = self.played, self.history.last
             draw = np.random.default_rng([round, self.letters])
-            accuracy = np.minimum(1, 0.5 + 0.08 * round + 0.2 * draw.random(self.clients)).tolist()
-            sent = self.clients * (self.clients - 1) if self.letters else 0
+            accuracy = np.minimum(1, 0.5 + 0.08 * round + 0.2 * draw.random(len(self.cards))).tolist()
+            sent = len(self.cards) * (self.clients - 1) if self.letters else 0
             digest = self.graph.append(self._rows(round)) if self.letters else ""
             self.history.append(
-                Round(round, {"cross_entropy": [1.0] * self.clients}, accuracy, sent, 100 * sent), digest
+                Round(round, {"cross_entropy": [1.0] * len(self.cards)}, accuracy, sent, 100 * sent), digest
             )
             with (self.folder / TIMES).open("ab") as file:
                 file.write(times_line(round, {"train": seconds}, before))
             self.played += 1
 
     def _rows(self, round: int) -> dict[int, Row]:
-        cluster = np.array([card.cluster for card in self.cards])
+        cluster = np.arange(self.clients) * self.clusters // self.clients
         ids = np.arange(self.clients)
         rows = {}
-        for i in range(self.clients):
+        for i in (card.id for card in self.cards):
             weights = np.where(cluster == cluster[i], 1.0, 0.6**round)
             weights *= 0.5 + np.random.default_rng([7, i, round]).random(self.clients)
             weights[weights < 0.05] = 0

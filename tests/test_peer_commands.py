@@ -22,8 +22,9 @@ from mapl.cli.app import app
 from mapl.cli.peer import state_of
 from mapl.errors import MaplError
 from mapl.peer.local import name_of, to_toml
+from mapl.peer.seen import STATUS, read_status
 from mapl.peer.settings import PeerSettings, read_settings
-from mapl.peer.status import STATUS, differences, metrics, read_status, serving_metrics
+from mapl.peer.status import differences, metrics, serving_metrics
 
 TREE: dict[str, Any] = {
     "version": 1,

@@ -24,8 +24,8 @@ pytest.importorskip("zenoh")
 pytest.importorskip("cryptography")
 
 from mapl.peer.local import HOST, LocalNetwork, free_ports, make_network
+from mapl.peer.seen import read_status
 from mapl.peer.settings import read_settings, to_toml
-from mapl.peer.status import read_status
 from mapl.recipe import Tree
 
 pytestmark = pytest.mark.slow
@@ -197,7 +197,9 @@ def test_a_peer_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
         network.kill(0)
         assert network.wait(60)
         assert network.status(1) == 0
-        assert read_status(state(files[1]))["round"] >= 3
+        status = read_status(state(files[1]))
+        assert status["round"] >= 3
+        assert sorted(status["numbers"].values()) == list(range(len(files)))
     play(files)
     run(made, tmp_path / "simulated")
     assert_same_files(files, tmp_path / "simulated", tmp_path)

@@ -19,13 +19,16 @@ import mapl
 from conftest import SMALL, stop_after
 from mapl import MaplError, Recipe
 from mapl.cli.app import app
+from mapl.cli.watch import _watch
 from mapl.live.follow import Follower
 from mapl.live.server import Server
 from mapl.live.watch import Gone, Watch
+from mapl.peer.seen import STATUS
 from mapl.recipe import merge
 from mapl.runs.history import HISTORY, RECIPE, load
 from mapl.runs.run import resume
 from shown_runs import ShownRun
+from test_peer_commands import TREE, written
 
 ALONE = {"network": {"topology": {"name": "none"}}}
 
@@ -119,6 +122,27 @@ def test_a_run_that_disappears_or_is_damaged_is_one_sentence(tmp_path: Path) -> 
     assert "rounds" in row["problem"]
 
 
+def test_a_peer_is_seen_with_the_names_of_the_others(tmp_path: Path) -> None:
+    file = written(tmp_path, numbers={"ann": 0, "bob": 1, "cat": 2})
+    run = ShownRun(tmp_path / "state" / "run", clients=3, held=[1])
+    run.play(2)
+    ShownRun(tmp_path / "state" / "alone", clients=3, held=[1], **ALONE).play(2)
+    watch = _watch(file, trust=False)
+    assert watch.chosen == "run"
+    told = watch.run("run", 0, 0, "")
+    assert told["run"]["name"] == "bob in clinics"
+    assert [client["name"] for client in told["run"]["clients"]] == ["ann", "bob", "cat"]
+    assert [client["kind"] for client in told["run"]["clients"]] == [None, 0, None]
+    assert (told["run"]["held"], told["alive"]) == ([1], [1, 0])
+    assert ["Connected", "1 of 2", "other members"] in told["facts"]
+    assert told["control"]["name"] == "alone"
+    (row,) = watch.graph("run", 1)["rows"].items()
+    assert row[0] == "1"
+    for broken in ("", "[]", '{"version": 1}', json.dumps({**TREE, "numbers": 3})):
+        (tmp_path / "state" / STATUS).write_text(broken)
+        assert watch.run("run", 0, 0, "")["run"]["name"] == "run"
+
+
 # The server
 
 
@@ -190,7 +214,7 @@ def test_many_pages_may_ask_at_once(server: Server) -> None:
 
 
 def test_the_command_says_what_it_cannot_watch(tmp_path: Path) -> None:
-    for path, words in ((tmp_path / "nothing", "there is no"), (Path(__file__), "is no folder")):
+    for path, words in ((tmp_path / "nothing", "there is no"), (Path(__file__), "is not TOML")):
         result = CliRunner().invoke(app, ["watch", str(path)])
         assert isinstance(result.exception, MaplError)
         assert words in str(result.exception)

@@ -78,7 +78,7 @@ def test_a_round_is_on_the_page_soon_after_its_end(browser: Any, tmp_path: Path)
             seconds = until(page, graph_of(round))
             assert seconds < SOON
             assert f"round {round} of 20" in page.inner_text("#where")
-        assert "about 8 s" in page.inner_text("#tiles")
+        assert "8 s" in page.inner_text("#tiles")
 
 
 def test_the_slider_goes_back_to_an_earlier_w(browser: Any, tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def _watch(network: LocalNetwork, files: list[Path], interrupt: Interrupt) -> No
 
 
 def _trees(files: list[Path]) -> list[dict[str, Any]]:
+    from mapl.peer.seen import read_status
     from mapl.peer.settings import read_settings
-    from mapl.peer.status import read_status
 
     trees = []
     for file in files:

@@ -204,8 +204,8 @@ def watch_command(
 
 
 def _statuses(files: list[Path]) -> list[dict[str, Any]]:
+    from mapl.peer.seen import read_status
     from mapl.peer.settings import read_settings
-    from mapl.peer.status import read_status
 
     return [read_status(read_settings(file).folder) for file in files]
 

@@ -47,17 +47,21 @@ def watch_command(
 def _watch(path: Path, trust: bool) -> Watch:
     """What to watch: a run among its neighbours, a folder of runs, or a peer."""
     from mapl.live.watch import Watch
+    from mapl.peer.seen import RUN, STATUS, beside
     from mapl.runs.history import RECIPE
 
     if not path.exists():
         raise MaplError(f"there is no {str(path)!r}: name a run, a folder with runs, or a PEER.toml")
     if not path.is_dir():
-        raise MaplError(f"{str(path)!r} is no folder: name a run, a folder with runs, or a PEER.toml")
+        from mapl.peer.settings import read_settings
+
+        path = read_settings(path).folder
+        if not path.is_dir():
+            raise MaplError(f"no peer has run in {str(path)!r} yet: start it with mapl peer run")
     if (path / RECIPE).exists():
-        # Its control may stand beside it.
         path = path.resolve()
-        return Watch(path.parent, path.name, trust=trust)
-    return Watch(path, trust=trust)
+        return Watch(path.parent, path.name, beside, trust)  # its control may stand beside it
+    return Watch(path, RUN if (path / STATUS).exists() else "", beside, trust)
 
 
 def _has_screen() -> bool:

@@ -19,7 +19,7 @@ RECENT = 10
 """Rounds whose times say how long the next ones will take."""
 
 
-def still(record: Record, names: Mapping[int, str] | None = None) -> Tree:
+def still(record: Record, names: Mapping[int, str] | None = None, title: str = "") -> Tree:
     """What does not change while a run goes on: its name, settings and clients.
 
     A part of a network knows the cards of its own clients alone; the others are dots without any.
@@ -28,7 +28,7 @@ def still(record: Record, names: Mapping[int, str] | None = None) -> Tree:
     kinds = _kinds(record.clients)
     names = names or {}
     return {
-        "name": printable(record.folder.name),
+        "name": printable(title or record.folder.name),
         "method": printable(record.recipe.method.name),
         "data": printable(record.recipe.data.name),
         "planned": record.recipe.rounds,
@@ -113,3 +113,14 @@ def left(record: Record) -> float | None:
         return None
     recent = [line["seconds"] for line in record.times[-RECENT:]]
     return sum(recent) / len(recent) * (record.recipe.rounds - len(record.rounds))
+
+
+def amount(size: int) -> str:
+    """A number of bytes: 512 B, 3.4 MiB."""
+    if size < 1000:
+        return f"{size} B"
+    value, units = size / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.1f} {units[0]}" if value < 10 else f"{value:.0f} {units[0]}"

@@ -18,7 +18,7 @@ from mapl.runs.history import HISTORY, RECIPE, Record
 Tree = dict[str, Any]
 Beside = Callable[[Path], Mapping[str, Any] | None]
 """What is known about a run's folder besides its files, such as the status of a peer: `names` of clients by number,
-`alive` numbers, and `facts`."""
+`alive` numbers, a `title`, and `facts`."""
 
 
 class Gone(MaplError):
@@ -63,7 +63,7 @@ class Watch:
                 "facts": beside.get("facts"),
             }
             if not start:
-                tree["run"] = scene.still(record, beside.get("names"))
+                tree["run"] = scene.still(record, beside.get("names"), beside.get("title", ""))
             if control is not None and other:
                 lines = scene.accuracies(control, control_start)
                 tree["control"] = {"name": other, "start": control_start, "lines": lines}

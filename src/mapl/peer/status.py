@@ -18,13 +18,12 @@ from mapl.network.refused import added
 from mapl.peer.files import write
 from mapl.peer.identity import Identity
 from mapl.peer.post import PeerPost
+from mapl.peer.seen import STATUS
 from mapl.peer.settings import PeerSettings
 from mapl.peer.wire import ZenohWire
 from mapl.recipe import Recipe
 from mapl.runs.history import Round
 from mapl.runs.part import Part
-
-STATUS = "status.json"
 
 
 class Status:
@@ -85,6 +84,7 @@ class Status:
             "accuracy": self.accuracy,
             "seconds": dict(seconds or {}),
             "members": len(names),
+            "numbers": {name: number for number, name in names.items()},
             "alive": sorted(self.wire.alive()),
             "neighbours": {names.get(i, str(i)): w for i, w in sorted(weights.items())},
             "last_exchange": {
@@ -145,20 +145,6 @@ def _rounds_before(path: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError):
         return 0
     return rounds if isinstance(rounds, int) else 0
-
-
-def read_status(folder: Path) -> dict[str, Any]:
-    """The status of the peer that keeps its state in a folder."""
-    path = folder / STATUS
-    try:
-        tree = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise MaplError(f"no peer has run in {str(folder)!r}: there is no {path.name}") from None
-    except (OSError, ValueError) as error:
-        raise MaplError(f"{str(path)!r} cannot be read: {error}") from error
-    if not isinstance(tree, dict) or tree.get("version") != 1:
-        raise MaplError(f"{str(path)!r} is no status of a peer of this version")
-    return tree
 
 
 # Metrics

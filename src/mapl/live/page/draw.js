@@ -106,7 +106,7 @@ class Network {
   draw() {
     const {context, width, height} = pen(this.canvas), look = theme();
     [this.width, this.height] = [width, height];
-    this.margin = 14 + this.radius;
+    this.margin = 20 + this.radius;
     const now = this.layout.frame();
     // The frame follows slowly, so that the picture does not jump.
     const ease = this.view ? 0.15 : 1;
@@ -164,6 +164,10 @@ class Network {
       if (numbered) {
         context.fillStyle = !colour ? look.ink : colour === COLOURS[0] ? '#fff' : '#000';
         context.fillText(String(i), x, y + 0.5);
+        if (client.name !== `client ${i}`) {
+          context.fillStyle = look.ink;
+          context.fillText(client.name.slice(0, 14), x, y + radius + 9);
+        }
       }
     });
   }

@@ -154,14 +154,14 @@ class View {
     const own = mean(accuracy), before = mean(control), done = this.lines.slice(0, this.round);
     const letters = done.reduce((sum, line) => sum + line.m, 0), bytes = done.reduce((sum, line) => sum + line.b, 0);
     const entries = [['Round', whole(this.round), `of ${whole(this.run.planned)}${this.state ? `, ${this.state}` : ''}`],
-      ['Accuracy', own === null ? DASH : `${percent(own)} %`, 'mean over clients']];
+      ['Accuracy', own === null ? DASH : `${percent(own)} %`, this.run.held.length > 1 ? 'mean over clients' : 'on its own tests']];
     if (this.run.letters) {
       entries.push(['Gain by letters', before === null ? DASH : `${signed(100 * (own - before))} points`,
         before === null ? 'no control to compare' : `alone ${percent(before)} %`]);
       entries.push(['Letters', whole(letters), size(bytes)]);
     }
     if (this.left !== undefined && this.left !== null) {
-      entries.push(['Time left', this.state === 'stopped' ? DASH : `about ${time(this.left)}`, '']);
+      entries.push(['Time left', this.state === 'stopped' ? DASH : time(this.left), 'by the last rounds']);
     }
     for (const [name, value, more] of this.facts || []) entries.push([name, value, more]);
     $('tiles').replaceChildren(...entries.map(([name, value, more]) => {
@@ -181,7 +181,7 @@ class View {
       return entry;
     });
     if (many) shown.push(make('span', `${kinds.length} sets of classes; alike colours have classes in common`));
-    if (this.run.held.length < this.run.clients.length) shown.push(make('span', 'hollow: others, whose data are not known here'));
+    if (this.run.held.length < this.run.clients.length) shown.push(make('span', 'hollow: others, whose data are not known here; dashed: not connected'));
     $('legend').replaceChildren(...shown);
   }
 
