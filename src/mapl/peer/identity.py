@@ -135,12 +135,12 @@ class Identity:
     def known(self) -> dict[str, Member]:
         """The same with those who were revoked."""
         found = {self.name: self.own}
-        for path, stamp in _stamps(self.folder / MEMBERS):
+        for name, path, stamp in _stamps(self.folder / MEMBERS):
             try:
                 member = _in_file(path, stamp, self.authority, self.clients)
             except IdentityError:
                 continue  # not ours, or damaged: whoever it is can show it again
-            if member.name == path.stem:
+            if f"{member.name}.pem" == name:
                 found.setdefault(member.name, member)
         return dict(sorted(found.items()))
 
@@ -230,22 +230,25 @@ Stamp = tuple[int, int, int]
 """Inode, time and size of a file. Whoever changes a file changes one of them: ours are never written in place."""
 
 
-def _stamps(folder: Path) -> list[tuple[Path, Stamp]]:
-    """The certificates in a folder. A peer asks several times a round, and to look is quicker than to read."""
+def _stamps(folder: Path) -> list[tuple[str, str, Stamp]]:
+    """The certificates in a folder: name and path of each file, and its stamp.
+
+    A peer asks several times a round. To look is quicker than to read, and a string is quicker than a `Path`.
+    """
     found = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".pem"):
                 with suppress(OSError):
                     about = entry.stat()
-                    found.append((Path(entry.path), (about.st_ino, about.st_mtime_ns, about.st_size)))
+                    found.append((entry.name, entry.path, (about.st_ino, about.st_mtime_ns, about.st_size)))
     return found
 
 
 @lru_cache(maxsize=4096)
-def _in_file(path: Path, stamp: Stamp, authority: bytes, clients: int) -> Member:
+def _in_file(path: str, stamp: Stamp, authority: bytes, clients: int) -> Member:
     """The certificate in a file, read once for each stamp. What cannot be read is tried again each time."""
-    return _member(read(path, certificates.LIMIT), authority, clients)
+    return _member(read(Path(path), certificates.LIMIT), authority, clients)
 
 
 def _member(pem: bytes, authority: bytes, clients: int) -> Member:
