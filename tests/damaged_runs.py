@@ -30,9 +30,9 @@ import mapl
 from conftest import small, stop_after, written
 from mapl import MaplError, Recipe, Record
 from mapl.analysis.compare import compare
+from mapl.data.loading import keeping_data
 from mapl.report import run_report
 from mapl.runs.export import export_run
-from mapl.runs.part import keeping_data
 
 ROUNDS = 4
 PLAYED = 3

@@ -27,7 +27,7 @@ from mapl.network import nbytes
 from mapl.peer.agreement import AGREEMENT, Agreement
 from mapl.peer.alone import Gain, gain, run_alone
 from mapl.peer.identity import Identity, IdentityError
-from mapl.peer.init import has_drawn_tests, letter_of, own_networks_sent, prepare
+from mapl.peer.init import letter_of, own_networks_sent, prepare
 from mapl.peer.invitations import Invitation
 from mapl.peer.local import free_ports
 from mapl.peer.own import fitted
@@ -179,14 +179,15 @@ def test_an_npz_of_images_and_labels_alone_gives_a_fifth_of_each_class_to_tests(
 
 
 def test_it_is_said_whether_test_images_were_drawn(alice, tmp_path):
-    divided = initialised(alice, npz(tmp_path / "a.npz", [0, 1]))
-    assert not has_drawn_tests(divided.data)
     np.savez(tmp_path / "b.npz", images=images(8), labels=np.arange(8) % 2)
-    assert has_drawn_tests(initialised(alice, tmp_path / "b.npz", overwrite=True).data)
-    split = pictures(tmp_path / "c", {"0": 10, "1": 20})
-    assert not has_drawn_tests(initialised(alice, split, overwrite=True).data)
-    plain = pictures(tmp_path / "d", {"0": 10, "1": 20}, splits=("",))
-    assert has_drawn_tests(initialised(alice, plain, overwrite=True).data)
+    for drawn, path in (
+        (False, npz(tmp_path / "a.npz", [0, 1])),
+        (True, tmp_path / "b.npz"),
+        (False, pictures(tmp_path / "c", {"0": 10, "1": 20})),
+        (True, pictures(tmp_path / "d", {"0": 10, "1": 20}, splits=("",))),
+    ):
+        found = prepare(alice.folder, path, out=tmp_path / "PEER.toml").data.found
+        assert any("a fifth of each class was drawn" in line for line in found) == drawn
 
 
 # What members agree on

@@ -31,6 +31,8 @@ import mapl.data.sources
 import mapl.methods
 from mapl.data.augment import PLAIN, RELEASED, AugmentSettings
 from mapl.data.dataset import DataSettings
+from mapl.data.loading import GIVEN_IN_PYTHON, load
+from mapl.data.own import located, suited
 from mapl.data.partition import PartitionSettings
 from mapl.engine.settings import EngineSettings, TrainSettings
 from mapl.errors import MaplError, unknown
@@ -58,9 +60,6 @@ LATER = {
 
 VERSION = 1
 """The version of recipe files that this mapl writes. It reads this one, older ones, and files that name none."""
-
-GIVEN_IN_PYTHON = "python"
-"""The name of a data set that was given as an object."""
 
 
 class Section(BaseModel):
@@ -299,6 +298,8 @@ def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
     data = given.get("data", {})
     name = data.get("name", "digits") if isinstance(data, dict) else getattr(data, "name", "digits")
     defaults = [(f"data set {name}", suggestions(name, given.get("method", {})))]
+    if fitting := _fitting(given):
+        defaults.append(("your data", _for_method(fitting, given.get("method", {}))))
     if given.get("clients") == 1:
         defaults.append(("a single client", {"partition": {"clusters": 1}}))
     stack = defaults + [(origin, _expand_names(layer)) for origin, layer in layers]
@@ -337,9 +338,29 @@ def suggestions(data: Any, method: Any) -> Tree:
     name = method.get("name", "mapl") if isinstance(method, dict) else None
     if not isinstance(name, str):
         return suggested
-    known = settings_class(name).model_fields
     if method_class(name).homogeneous:
         suggested = merge(suggested, {"model": {"backbones": [getattr(source, "alike", "resnet18")]}})
+    return _for_method(suggested, method)
+
+
+def _fitting(given: Tree) -> Tree:
+    """Defaults made from the data, if they are the user's own, and there."""
+    try:
+        settings = DataSettings.model_validate(given.get("data", {}))
+        source = find("data set", settings.name, mapl.data.sources) if ":" not in settings.name else None
+    except (ValidationError, MaplError):  # said when the recipe is checked
+        return {}
+    if not getattr(source, "own", False) or settings.folder is None or not settings.own().exists():
+        return {}
+    return suited(load(settings), given)
+
+
+def _for_method(suggested: Tree, method: Any) -> Tree:
+    """The suggestions; of those for methods, only the ones that this method has."""
+    name = method.get("name", "mapl") if isinstance(method, dict) else None
+    if not isinstance(name, str):
+        return suggested
+    known = settings_class(name).model_fields
     taken = {k: v for k, v in suggested.get("method", {}).items() if k in known}
     # An empty table would count as the origin of all defaults of the method.
     rest = {k: v for k, v in suggested.items() if k != "method"}
@@ -434,8 +455,14 @@ def _toml_text(value: Any) -> str:
 
 
 def _expand_names(layer: Tree) -> Tree:
-    """`method = "local"` is short for `[method] name = "local"`; the same for `data`, and for kinds in `network`."""
+    """`method = "local"` is short for `[method] name = "local"`; the same for `data`, and for kinds in `network`.
+
+    The name of a data set can be a path to data of your own.
+    """
     tree = {k: {"name": v} if k in ("method", "data") and isinstance(v, str) else v for k, v in layer.items()}
+    data = tree.get("data")
+    if isinstance(data, dict) and isinstance(data.get("name"), str) and "folder" not in data:
+        tree["data"] = {**data, **located(data["name"])}
     network = tree.get("network")
     if isinstance(network, dict):
         kinds = ("compress", "mixing")

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from mapl import plugins
+from mapl.cli.own import reading, sentence
 from mapl.cli.recipe_options import (
     ClientsOption,
     DataOption,
@@ -39,7 +40,9 @@ app = typer.Typer(
 WIDEST = 30
 """Up to this many classes, each has its own column."""
 
-NameArgument = Annotated[str, typer.Argument(help="A data set (mapl data list), or package.module:Name.")]
+NameArgument = Annotated[
+    str, typer.Argument(help="A data set (mapl data list), your own folder or file, or package.module:Name.")
+]
 FolderOption = Annotated[
     Path | None, typer.Option(help="Folder with the files of all data sets. Default: $MAPL_DATA, or else data/.")
 ]
@@ -101,17 +104,20 @@ def get_command(
 def check_command(name: NameArgument, folder: FolderOption = None, as_json: JsonOption = False) -> None:
     """Read a whole data set and check it: shapes, labels, images per class, checksums."""
     from mapl.data.dataset import DataSettings
+    from mapl.data.own import located
 
-    settings = DataSettings(name=name, folder=folder)
+    settings = DataSettings.model_validate({"folder": folder, **located(name)})
     start = time.perf_counter()
     dataset = _load(settings)
     seconds = time.perf_counter() - start
-    published = _published(name)
+    for line in () if as_json else dataset.found:
+        say(line)
+    published = _published(settings.name)
     checksums = published.checksums(settings.root()) if published else {}
     counts = {"train": dataset.train.counts(dataset.classes), "test": dataset.test.counts(dataset.classes)}
     if as_json:
         facts = {"image": dataset.image, "classes": dataset.classes, **counts, "checksums": checksums}
-        print(json.dumps({"name": name, **facts, "seconds": seconds}))
+        print(json.dumps({"name": settings.name, **facts, "seconds": seconds}))
         return
     table = Table("class", "training images", "test images")
     for label, train, test in zip(_class_names(dataset), counts["train"], counts["test"], strict=True):
@@ -150,7 +156,7 @@ def show_command(
     from mapl.runs.part import load_data
 
     given = [f"data.folder={json.dumps(str(folder))}"] if folder else []
-    with plugins.looking(trust):
+    with plugins.looking(trust), reading():
         composed, _ = compose_recipe(
             recipe, given + (settings or []), data=data, scenario=scenario, clients=clients, seed=seed
         )
@@ -210,15 +216,10 @@ def _draw(dataset: Dataset, counts: Sequence[Sequence[int]], path: Path) -> None
 
 def _load(settings: DataSettings) -> Dataset:
     """A data set, with progress if it takes long to read."""
-    import mapl.data.sources
-    from mapl.data.dataset import DataSource
-    from mapl.plugins import find
+    from mapl.data.loading import load
 
-    source: DataSource = find("data set", settings.name, mapl.data.sources)()
-    with counting(f"reading {settings.name}") as progress:
-        if hasattr(source, "progress"):
-            source.progress = progress
-        return source.load(settings)
+    with reading(settings.name, patience=0):
+        return load(settings)
 
 
 def _published(name: str) -> Published | None:
@@ -235,8 +236,4 @@ def _class_names(dataset: Dataset) -> tuple[str, ...]:
 
 
 def _sentence(dataset: Dataset) -> str:
-    channels, height, width = dataset.image
-    return (
-        f"{dataset.name}: {len(dataset.train):,} training and {len(dataset.test):,} test images of {width}×{height} "
-        f"pixels and {channels} channel{'s' if channels > 1 else ''} in {dataset.classes} classes"
-    )
+    return f"{dataset.name}: {sentence(dataset)}"

@@ -10,7 +10,7 @@ from rich.table import Table
 from mapl.names import printable
 from mapl.network import Letter, header_bytes, nbytes
 from mapl.peer.agreement import AGREEMENT
-from mapl.peer.init import NewPeer, has_drawn_tests, letter_of, own_networks_sent
+from mapl.peer.init import NewPeer, letter_of, own_networks_sent
 from mapl.terminal.messages import console, say
 
 MOST_CLASSES = 40
@@ -38,8 +38,8 @@ def _data(peer: NewPeer) -> Iterator[str]:
         f"          {len(peer.train):,} training and {len(peer.test):,} test images of {width}×{height} pixels and "
         f"{channels} channel{'s' if channels > 1 else ''}, {len(peer.class_names)} classes"
     )
-    if peer.data is not None and has_drawn_tests(peer.settings.data):
-        yield "          they do not say which are test images: a fifth of each class was drawn, the same each time"
+    for line in peer.data.found if peer.data is not None else ():
+        yield f"          {line}"
 
 
 def _classes(peer: NewPeer) -> Table:

@@ -17,7 +17,9 @@ RecipeArgument = Annotated[
     typer.Argument(help="A recipe file (TOML), or paper:CELL (mapl list paper). Default: handwritten digits."),
 ]
 MethodOption = Annotated[str | None, typer.Option(help="A method (mapl list methods), or package.module:Name.")]
-DataOption = Annotated[str | None, typer.Option(help="A data set (mapl list data), or package.module:Name.")]
+DataOption = Annotated[
+    str | None, typer.Option(help="A data set (mapl list data), your own folder or file, or package.module:Name.")
+]
 ScenarioOption = Annotated[int | None, typer.Option(help="The paper's scenario, 1 to 4 (mapl list scenarios).")]
 ClientsOption = Annotated[int | None, typer.Option(help="Number of clients.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Number of rounds.")]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mapl.cli.own import introduced, reading
 from mapl.cli.progress import observing
 from mapl.cli.recipe_options import (
     ClientsOption,
@@ -82,6 +83,7 @@ def run_command(
 
     \b
     [bold]mapl run[/bold]                     MAPL on handwritten digits
+    [bold]mapl run --data photos[/bold]       your own images: a folder with a folder for each class
     [bold]mapl run --topology none[/bold]     the control arm: no communication
     [bold]mapl run --method mapl+ --scenario 2 --clients 20[/bold]
     [bold]mapl run my.toml --seed 1 --set partition.shots=5[/bold]
@@ -108,26 +110,32 @@ def run_command(
             **options,
         )
         return
+    from mapl.data.loading import keeping_data
     from mapl.runs.part import default_name
     from mapl.runs.run import run
     from mapl.runs.writers import open_writers
 
-    composed, _ = compose_recipe(
-        recipe,
-        settings,
-        method=method,
-        data=data,
-        scenario=scenario,
-        clients=clients,
-        rounds=rounds,
-        topology=topology,
-        seed=seed,
-        name=name,
-    )
-    folder = out / default_name(composed)
-    with stoppable(folder) as interrupt, observing(composed.rounds, as_json) as observer:
-        observers = [observer, *open_writers(log or [], folder)]
-        record = run(composed, folder, observers=observers, stop=interrupt, overwrite=overwrite, profile=profile)
+    with keeping_data():
+        with reading():
+            composed, _ = compose_recipe(
+                recipe,
+                settings,
+                method=method,
+                data=data,
+                scenario=scenario,
+                clients=clients,
+                rounds=rounds,
+                topology=topology,
+                seed=seed,
+                name=name,
+            )
+            lines = introduced(composed)
+        for line in lines:
+            say(line, sys.stderr if as_json else None)
+        folder = out / default_name(composed)
+        with stoppable(folder) as interrupt, observing(composed.rounds, as_json) as observer:
+            observers = [observer, *open_writers(log or [], folder)]
+            record = run(composed, folder, observers=observers, stop=interrupt, overwrite=overwrite, profile=profile)
     conclude(record, as_json, profile, interrupt.status)
 
 

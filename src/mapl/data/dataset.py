@@ -66,6 +66,8 @@ class Dataset:
     std: tuple[float, ...] = field(default=(0.5,))
     class_names: tuple[str, ...] = ()
     """Names of the classes, for tables; if empty, their numbers are used."""
+    found: tuple[str, ...] = ()
+    """What was found, converted or left out while it was read, in sentences for a person."""
 
     def __post_init__(self) -> None:
         if self.class_names and len(self.class_names) != self.classes:
@@ -86,7 +88,7 @@ class Dataset:
             )
 
     def digest(self) -> str:
-        """16 hex digits, equal for equal contents: images, labels, number of classes, mean and std. Not the name.
+        """16 hex digits, equal for equal contents: images, labels, number of classes, mean and std. Not names.
 
         SHA-256 is the fastest of Python's hashes where the processor has instructions for it. Nothing is remembered,
         because tensors can be changed in place.

@@ -161,6 +161,7 @@ def draw_held_out(labels: Tensor, share: float, client: int, seed: int, purpose:
 
 TESTS = 0.2
 """The share of each class that becomes test images, if a data set of your own does not say which they are."""
+DRAWN = "they do not say which are test images: a fifth of each class was drawn, the same each time"
 
 
 def divided(images: Images, where: Path) -> tuple[Images, Images]:
@@ -196,11 +197,11 @@ def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, se
             f"partition.clusters: got {settings.clusters}, but there are {clients} clients; take at most {clients}"
         )
     by_cluster = cluster_classes(settings, dataset.classes)
-    cluster_of = _cluster_of(settings, clients)
+    clusters = cluster_of(settings, clients)
     train = _Dealer("training", dataset.train.labels, dataset.classes, settings, seed)
     test = _Dealer("test", dataset.test.labels, dataset.classes, settings, seed)
     shards = []
-    for client, cluster in enumerate(cluster_of):
+    for client, cluster in enumerate(clusters):
         held = by_cluster[cluster]
         shots = _draw_shots(settings, client, len(held), seed)
         tests = torch.cat([_deal_test(test, client, k, settings.test_shots) for k in held])
@@ -217,7 +218,7 @@ def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, se
     return shards
 
 
-def _cluster_of(settings: PartitionSettings, clients: int) -> list[int]:
+def cluster_of(settings: PartitionSettings, clients: int) -> list[int]:
     """Each client's cluster."""
     sizes = settings.sizes
     if sizes is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from mapl.data.loading import keeping_data
 from mapl.errors import MaplError
 from mapl.paper.cost import Rates
 from mapl.paper.plan import Work
@@ -20,7 +21,6 @@ from mapl.paper.summary import summarise
 from mapl.recipe import Recipe
 from mapl.runs.files import only_writer
 from mapl.runs.history import RECIPE, Record, Round, load_recipe, write_recipe
-from mapl.runs.part import keeping_data
 from mapl.runs.run import Observer, resume, run
 
 

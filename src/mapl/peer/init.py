@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mapl.data.dataset import Dataset, Images
-from mapl.data.sources import folder, npz
+from mapl.data.own import kind_of
 from mapl.errors import MaplError
 from mapl.model import PROJECTOR, PROTOTYPES
 from mapl.network import Letter, encode, nbytes
@@ -26,7 +26,7 @@ from mapl.peer.invitations import QUIC
 from mapl.peer.names import check_address, join_address, split_address
 from mapl.peer.own import fitted, load_own
 from mapl.peer.process import believing, own_recipe, shared_recipe
-from mapl.peer.settings import VERSION, DataSection, NetSection, PeerSettings, settings_of, to_toml
+from mapl.peer.settings import VERSION, NetSection, PeerSettings, settings_of, to_toml
 from mapl.recipe import Recipe, Tree, has_letters
 from mapl.runs.files import write_aside
 from mapl.runs.part import Part, build_part
@@ -139,18 +139,6 @@ def _tree(
     }
 
 
-def kind_of(data: Path) -> str:
-    """Which data set reads this: a folder of images, or an .npz file."""
-    path = data.expanduser()
-    if path.is_dir():
-        return "folder"
-    if not path.exists():
-        raise MaplError(f"there is no file or folder {str(data)!r}")
-    if path.suffix.lower() != ".npz":
-        raise MaplError(f"{str(data)!r} is neither a folder of images nor an .npz file (mapl list data says how)")
-    return "npz"
-
-
 def _seen_from(path: Path, file: Path) -> str:
     """A path as a file refers to it: relative if it is in the file's own folder, so that both can be moved together."""
     absolute, base = path.expanduser().absolute(), file.expanduser().absolute().parent
@@ -170,15 +158,6 @@ def _own(settings: PeerSettings, me: Identity) -> tuple[Dataset, Agreement | Non
             f"--data, and sends you {AGREEMENT} for {str(me.folder)!r}"
         )
     return found, Agreement.of(found)
-
-
-def has_drawn_tests(data: DataSection) -> bool:
-    """Whether the data do not say which are test images, so that some were drawn."""
-    assert data.path is not None
-    if data.name == "folder":
-        return not folder.is_split(data.path)
-    with npz.opened(data.path) as file:
-        return not npz.is_split(file)
 
 
 # What leaves the machine

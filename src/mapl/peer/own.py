@@ -8,12 +8,11 @@ from dataclasses import replace
 import torch
 
 from mapl.data.dataset import Dataset, DataSettings, Images
+from mapl.data.loading import load
 from mapl.errors import MaplError, unknown
 from mapl.names import printable
 from mapl.peer.agreement import Agreement, usual
 from mapl.peer.settings import DataSection
-from mapl.recipe import Recipe
-from mapl.runs.part import load_data
 
 MOST_NAMED = 40
 """How many classes a sentence lists."""
@@ -21,10 +20,7 @@ MOST_NAMED = 40
 
 def load_own(data: DataSection) -> Dataset:
     """The data set as it is in its file or folder."""
-    named = Recipe.of(data={"name": data.name}).model_copy(
-        update={"data": DataSettings(name=data.name, folder=data.path)}
-    )
-    return load_data(named)
+    return load(DataSettings(name=data.name, folder=data.path))
 
 
 def fitted(found: Dataset, agreed: Agreement) -> Dataset:

@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from mapl.analysis.embedding import alignment, in_the_plane, sample
+from mapl.data.loading import GIVEN_IN_PYTHON
 from mapl.errors import MaplError
-from mapl.recipe import GIVEN_IN_PYTHON
 from mapl.report.drawing import INK, figure, tidy
 from mapl.report.lines import PALETTE
 from mapl.runs.history import Record

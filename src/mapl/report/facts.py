@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import mapl.data.sources
 import mapl.methods
 from mapl.analysis.privacy import spent
+from mapl.data.loading import GIVEN_IN_PYTHON
 from mapl.data.partition import SCENARIOS
 from mapl.errors import MaplError
 from mapl.methods._base import Centralised
 from mapl.network import TOPOLOGIES
 from mapl.plugins import find, looking, summary
-from mapl.recipe import GIVEN_IN_PYTHON, Recipe
+from mapl.recipe import Recipe
 from mapl.report.curves import graph_start
 from mapl.report.lines import Line
 from mapl.report.text import count, listing

@@ -7,7 +7,6 @@ import hashlib
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +18,7 @@ from mapl.client import Client, Server
 from mapl.contents import digest_of_file
 from mapl.data.augment import Augmentation
 from mapl.data.dataset import Dataset, DataSettings, Images
+from mapl.data.loading import GIVEN_IN_PYTHON, load
 from mapl.data.partition import Shard, draw_held_out, other_tests, partition
 from mapl.engine._base import Engine
 from mapl.engine.choose import find_device, find_engine
@@ -43,7 +43,7 @@ from mapl.network import (
 from mapl.network.noise import covered
 from mapl.network.transport import LastRead, Leg
 from mapl.plugins import find
-from mapl.recipe import GIVEN_IN_PYTHON, Recipe, UnreadSettings, validated
+from mapl.recipe import Recipe, UnreadSettings, validated
 from mapl.runs.contract import checked_letter
 from mapl.runs.exchange import check_size, look_around
 from mapl.runs.history import ClientCard, combined
@@ -121,40 +121,10 @@ def with_digests(recipe: Recipe) -> Recipe:
 Data = Dataset | Mapping[int, Dataset]
 """One data set to divide among the clients, or one per client."""
 
-_kept: ContextVar[dict[DataSettings, Dataset] | None] = ContextVar("_kept", default=None)
-
-
-@contextmanager
-def keeping_data() -> Iterator[None]:
-    """Inside, the last data set loaded is kept for the next run that names the same one."""
-    token = _kept.set({} if (outer := _kept.get()) is None else outer)
-    try:
-        yield
-    finally:
-        _kept.reset(token)
-
 
 def load_data(recipe: Recipe) -> Dataset:
     """The data set that a recipe names."""
-    kept = _kept.get()
-    if kept is None:
-        return _load(recipe)
-    if recipe.data not in kept:
-        kept.clear()  # before loading: two at once may not fit in memory
-        kept[recipe.data] = _load(recipe)
-    return kept[recipe.data]
-
-
-def _load(recipe: Recipe) -> Dataset:
-    if recipe.data.name == GIVEN_IN_PYTHON:
-        raise MaplError("the data of this run was given in Python: pass it again, as mapl.resume(folder, data=…)")
-    source = find("data set", recipe.data.name, mapl.data.sources)
-    if not callable(getattr(source, "load", None)):
-        raise MaplError(f"data set {recipe.data.name!r} is not a data source: it should be a class with a method load")
-    dataset = source().load(recipe.data)
-    if not isinstance(dataset, Dataset):
-        raise MaplError(f"data set {recipe.data.name!r} returned a {type(dataset).__name__}, not a mapl.Dataset")
-    return dataset
+    return load(recipe.data)
 
 
 def digests(data: Data, held: Collection[int]) -> dict[int, str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mapl.clock import Clock
+from mapl.data.loading import keeping_data
 from mapl.engine.settings import EngineSettings
 from mapl.engine.workers import torch_threads
 from mapl.errors import MaplError
@@ -46,7 +47,6 @@ from mapl.runs.part import (
     cards,
     default_name,
     given_in_python,
-    keeping_data,
     lasting,
 )
 from mapl.runs.player import Here, MakePlayer, Player, here

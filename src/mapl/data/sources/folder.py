@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mapl.data.arrays import labelled, mean_and_std
 from mapl.data.dataset import Dataset, DataSettings, Images, Progress, unseen
 from mapl.data.imagefiles import class_names, decode, image_files
-from mapl.data.partition import divided
+from mapl.data.partition import DRAWN, divided
 
 __all__ = ["Folder"]
 
@@ -24,6 +24,7 @@ class Folder:
     name: ClassVar[str] = "folder"
     suggests: ClassVar[dict[str, Any]] = {}
     own: ClassVar[bool] = True
+    alike: ClassVar[str] = "cnn"
 
     def __init__(self, progress: Progress = unseen) -> None:
         self.progress = progress
@@ -31,8 +32,10 @@ class Folder:
     def load(self, settings: DataSettings) -> Dataset:
         root = settings.own()
         names = class_names(root / "train" if is_split(root) else root)
-        train, test = self._split(root, names) if is_split(root) else self._undivided(root, names)
-        return Dataset(self.name, train, test, len(names), *mean_and_std(train.pixels), tuple(names))
+        drawn = not is_split(root)
+        train, test = self._undivided(root, names) if drawn else self._split(root, names)
+        found = (DRAWN,) if drawn else ()
+        return Dataset(self.name, train, test, len(names), *mean_and_std(train.pixels), tuple(names), found)
 
     def _split(self, root: Path, names: list[str]) -> tuple[Images, Images]:
         listed = {split: image_files(root / split, names) for split in ("train", "test")}

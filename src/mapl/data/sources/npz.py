@@ -13,7 +13,7 @@ from numpy.lib.npyio import NpzFile
 
 from mapl.data.arrays import Array, labelled, mean_and_std
 from mapl.data.dataset import Dataset, DataSettings
-from mapl.data.partition import divided
+from mapl.data.partition import DRAWN, divided
 from mapl.errors import MaplError
 
 __all__ = ["Npz"]
@@ -34,6 +34,7 @@ class Npz:
     name: ClassVar[str] = "npz"
     suggests: ClassVar[dict[str, Any]] = {}
     own: ClassVar[bool] = True
+    alike: ClassVar[str] = "cnn"
 
     def load(self, settings: DataSettings) -> Dataset:
         path = settings.own()
@@ -45,8 +46,9 @@ class Npz:
             labelled(_channels_first(arrays[f"{prefix}images"], prefix, path), labels[prefix], classes, path)
             for prefix in prefixes
         ]
-        train, test = found if len(found) == 2 else divided(found[0], path)
-        return Dataset(self.name, train, test, classes, *mean_and_std(train.pixels))
+        drawn = len(found) == 1
+        train, test = divided(found[0], path) if drawn else found
+        return Dataset(self.name, train, test, classes, *mean_and_std(train.pixels), found=(DRAWN,) if drawn else ())
 
 
 def _arrays(path: Path) -> dict[str, Array]:
