@@ -94,6 +94,14 @@ def test_a_program_that_reads_json_gets_json_alone(tmp_path: Path) -> None:
     assert "found     100 training" in result.stderr
 
 
+@pytest.mark.slow
+def test_several_methods_on_own_data_are_compared(tmp_path: Path) -> None:
+    folder = write(tmp_path / "photos")
+    said = mapl("run", "--data", folder, "--method", "mapl,local", "--rounds", 1, "--out", tmp_path / "runs")
+    assert said.startswith("found     100 training and 20 test images")
+    assert "gain of mapl: over 1 pair" in said
+
+
 def test_what_is_asked_for_comes_before_what_suits_the_data(tmp_path: Path) -> None:
     folder = write(tmp_path / "photos")
     shown = json.loads(mapl("show", "--data", folder, "--clients", 4, "--set", "partition.scheme=dirichlet", "--json"))

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mapl.analysis.control import control_of
+from mapl.data.loading import keeping_data
 from mapl.errors import MaplError
 from mapl.names import folder_name
 from mapl.recipe import Recipe, has_letters
 from mapl.runs.chain import digest
 from mapl.runs.history import JOINED, RECIPE, combined, load_recipe, read_cards, runs_below
 from mapl.runs.jobs import Job
-from mapl.runs.part import all_digests, default_name, keeping_data, own_data, with_digests
+from mapl.runs.part import all_digests, default_name, own_data, with_digests
 
 
 @dataclass(frozen=True)

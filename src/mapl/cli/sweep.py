@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mapl.cli.compare import compared, show_comparison
+from mapl.cli.own import introduced, reading
 from mapl.cli.recipe_options import compose_recipe
 from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave
@@ -40,7 +42,11 @@ def sweep(
 
     if name := options.pop("name"):
         out = out / name
-    planned = plan(list(_points(recipe, settings or [], seeds, options)), out, controls)
+    with reading():
+        points = list(_points(recipe, settings or [], seeds, options))
+        planned, lines = plan(points, out, controls), introduced(points[0].recipe)
+    for line in lines:
+        say(line, sys.stderr if as_json else None)
     if not as_json:
         say(_announcement(planned))
     train(planned.jobs)
