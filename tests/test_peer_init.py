@@ -441,7 +441,7 @@ def test_code_that_only_the_networks_recipe_names_is_not_imported(tmp_path, monk
     assert text.count(key) == 1
     value = f'["{name}:Thing"]' if key.startswith("backbones") else f'"{name}:Thing"'
     path.write_text(text.replace(key, f"{key.partition(' = ')[0]} = {value}"))
-    with pytest.raises(MaplError, match="--trust"):
+    with pytest.raises(MaplError, match="trust=True"):
         start(read_settings(Path("PEER.toml")))
     assert not Path("imported").exists()
 
