@@ -53,7 +53,7 @@ def measure(options: Options) -> Report:
         title="More clients on one device",
         words=(
             f"A round of MAPL with training, exchange over the full mesh with graph learning, and test. "
-            f"{'×'.join(map(str, data.image))} images, synthetic, the same for all clients: "
+            f"{'×'.join(map(str, data.shape))} images, synthetic, the same for all clients: "
             f"{recipe.partition.shots * 5:,} training images and 75 test images each, {recipe.train.batch} a batch in "
             f"two views. The first round, with what is done once, is not counted in seconds a round. "
             f"Linear: 1 is the first line's seconds a client; below 1 a client costs less than there."

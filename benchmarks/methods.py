@@ -29,7 +29,7 @@ def measure(options: Options) -> Report:
     return Report(
         title="A round of every method that takes mixed architectures",
         words=f"{recipe.clients} clients ({', '.join(recipe.model.backbones)}), data {data.name}, "
-        f"{'×'.join(map(str, data.image))}, all in one process, a round of each by turns. Seconds are medians. "
+        f"{'×'.join(map(str, data.shape))}, all in one process, a round of each by turns. Seconds are medians. "
         "Every client hears every other, except where the method itself asks for fewer letters.",
         tables={"Seconds per round": rows},
     )

@@ -193,7 +193,7 @@ class PlainLoop:
         self.confidence = torch.tensor([c.samples for c in self.clients], dtype=torch.float64)
         self.confidence /= self.confidence.sum()
         last = ToNormalisedTensor(data.mean, data.std)
-        augment = transforms(self.recipe.augment.contrastive, data.image, last)
+        augment = transforms(self.recipe.augment.contrastive, data.shape, last)
         self.train_loaders, self.test_loaders = {}, {}
         for client in self.clients:
             client.model.to(device)

@@ -107,7 +107,7 @@ def _play(recipe: Recipe, data: Dataset, options: Options) -> tuple[_Plain, dict
 def _described(recipe: Recipe, data: Dataset, plain: _Plain) -> str:
     return (
         f"{recipe.clients} clients ({', '.join(recipe.model.backbones)}), data {data.name}, "
-        f"{'×'.join(map(str, data.image))}, {recipe.train.batch} images a batch in two views, "
+        f"{'×'.join(map(str, data.shape))}, {recipe.train.batch} images a batch in two views, "
         f"{plain.part.clients[0].samples:,} images and {len(plain.part.clients[0].test)} test images a client."
     )
 

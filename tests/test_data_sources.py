@@ -83,7 +83,7 @@ def test_cifar10(tmp_path: Path, protocol: int, packed: bool) -> None:
     *train, test = content.values()
     assert same(dataset.train, np.concatenate(train), [k for i in range(5) for k in (i, 9, 0, 3)])
     assert same(dataset.test, test, [5, 9, 0, 3])
-    assert dataset.image == (3, 32, 32)
+    assert dataset.shape == (3, 32, 32)
     assert dataset.class_names == CIFAR_CLASSES
     assert (dataset.mean, dataset.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -248,7 +248,7 @@ def test_mnist_kinds(tmp_path: Path, name: str, folder: str, packed: bool) -> No
     dataset = load(name, tmp_path)
     assert same(dataset.train, train, [5, 0, 4, 1, 9, 2])
     assert same(dataset.test, test, [7, 2, 1])
-    assert (dataset.image, dataset.mean, dataset.std) == ((1, 28, 28), (0.1307,), (0.3081,))
+    assert (dataset.shape, dataset.mean, dataset.std) == ((1, 28, 28), (0.1307,), (0.3081,))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_svhn_calls_the_digit_zero_ten(tmp_path: Path) -> None:
     dataset = load("svhn", tmp_path)
     assert same(dataset.train, train, [1, 0, 9, 2, 0])
     assert same(dataset.test, test, [0, 5, 1])
-    assert dataset.image == (3, 32, 32)
+    assert dataset.shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_a_folder_of_jpegs_and_its_progress(tmp_path: Path) -> None:
     own_folder(tmp_path, "JPG")
     steps: list[int] = []
     dataset = Folder(progress=lambda done, total: steps.append(total)).load(DataSettings(folder=tmp_path))
-    assert (len(dataset.train), dataset.image, steps) == (4, (3, 6, 5), [8] * 8)
+    assert (len(dataset.train), dataset.shape, steps) == (4, (3, 6, 5), [8] * 8)
 
 
 def test_a_class_without_test_images(tmp_path: Path) -> None:

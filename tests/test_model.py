@@ -112,11 +112,11 @@ class Tuple(nn.Module):
 @pytest.mark.parametrize(
     ("backbone", "sentence"),
     [
-        (lambda image, d: nn.Sequential(nn.Flatten(), nn.Linear(64, d + 1)), r"'odd' maps images \(1, 8, 8\) to tensors "
+        (lambda image, d: nn.Sequential(nn.Flatten(), nn.Linear(64, d + 1)), r"'odd' maps images of 8×8 pixels and 1 channel to tensors "
          r"\(13,\), but model.embedding wants vectors of 12"),
         (lambda image, d: nn.Identity(), r"to tensors \(1, 8, 8\)"),
         (lambda image, d: Tuple(), r"to a tuple, but"),
-        (lambda image, d: nn.Conv2d(3, d, 8), r"'odd' cannot take images of shape \(1, 8, 8\): .*3 channels"),
+        (lambda image, d: nn.Conv2d(3, d, 8), r"'odd' cannot take images of 8×8 pixels and 1 channel: .*3 channels"),
         (lambda image, d: "network", r"'odd' .* str, not a torch.nn.Module"),
     ],
 )  # fmt: skip

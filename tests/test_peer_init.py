@@ -318,7 +318,7 @@ def made(call: Callable[..., object], *arguments: Any) -> Path:
         (lambda at: pictures(at / "one", {"cat": 10}), "one class only"),
         (lambda at: stranger(at / "stranger.npz"), "not an .npz file"),
         (lambda at: stranger(at / "photo.png"), "neither a folder of images nor an .npz file"),
-        (lambda at: npz(at / "large.npz", [0, 1], side=12), "12×12 pixels and 1 channel, and those of the network 8×8"),
+        (lambda at: npz(at / "large.npz", [0, 1], side=12), "12×12 pixels and 1 channel, and those of the network images of 8×8"),
         (lambda at: npz(at / "many.npz", [0, 3]), "labels run to 3, but the network has 3 classes"),
         (lambda at: pictures(at / "other", {"cat": 1, "dig": 2}), "unknown class 'dig'.* Did you mean 'dog'"),
     ],

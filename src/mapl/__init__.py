@@ -15,6 +15,7 @@ __all__ = [
     "Client",
     "ClientModel",
     "Dataset",
+    "Features",
     "Images",
     "Inbox",
     "Letter",
@@ -24,6 +25,7 @@ __all__ = [
     "Recipe",
     "Record",
     "Server",
+    "Tokens",
     "load",
     "resume",
     "run",
@@ -31,7 +33,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from mapl.client import Client, Server
-    from mapl.data.dataset import Dataset, Images
+    from mapl.data.dataset import Dataset, Features, Images, Tokens
     from mapl.errors import MaplError
     from mapl.methods._base import Centralised, Method, MethodSettings
     from mapl.model import ClientModel
@@ -43,7 +45,7 @@ else:
     # Importing torch takes over a second, and `mapl --help` does not need it: each name is imported on first use.
     _HOMES = {
         "mapl.client": ("Client", "Server"),
-        "mapl.data.dataset": ("Dataset", "Images"),
+        "mapl.data.dataset": ("Dataset", "Features", "Images", "Tokens"),
         "mapl.errors": ("MaplError",),
         "mapl.methods._base": ("Centralised", "Method", "MethodSettings"),
         "mapl.model": ("ClientModel",),

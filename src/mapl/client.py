@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mapl.data.dataset import Images
+from mapl.data.samples import Samples
 from mapl.errors import MaplError
 from mapl.model import ClientModel, Shapes
 from mapl.network import Letter
+from mapl.shape import Shape
 
 NOBODY_NEAR = torch.empty(0, dtype=torch.long)
 
@@ -110,13 +111,13 @@ class Client(Node):
     """The name of its backbone."""
     architecture: str
     """The fingerprint of its backbone's tensors. Backbones with equal fingerprints can be averaged."""
-    train: Images
-    test: Images
-    """The recipe's own test images, then any others that it is tested on, then the held-out ones."""
+    train: Samples
+    test: Samples
+    """The recipe's own test samples, then any others that it is tested on, then the held-out ones."""
     tests: int
-    """The number of the recipe's own test images, which come first in `test`."""
+    """The number of the recipe's own test samples, which come first in `test`."""
     held: int = 0
-    """The number of held-out images, which come last in `test`: its own, but neither trained on nor tests."""
+    """The number of held-out samples, which come last in `test`: its own, but neither trained on nor tests."""
     cluster: int
     """The cluster of its data; for reports, never for a method."""
     peers: Peers = field(init=False)
@@ -140,8 +141,8 @@ class Client(Node):
 class Server(Node):
     """The server of a centralised method: one more node, without data and without a model."""
 
-    image: tuple[int, int, int]
-    """(C, H, W) of the clients' images, which all clients agree on."""
+    shape: Shape
+    """Of one of the clients' samples, (C, H, W) of images, which all clients agree on."""
     shapes: Shapes
     """The sizes of the clients' models, as seen in letters."""
     data_folder: Path | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,7 @@ from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, generator, key, seeded
 from mapl.network import fingerprint
 from mapl.plugins import find, permit
+from mapl.shape import blank, is_image, told, usual_backbone
 
 __all__ = [
     "Backbone",
@@ -30,6 +31,7 @@ __all__ = [
     "build",
     "check_output",
     "find_backbone",
+    "make_backbone",
 ]
 
 PROJECTOR, PROTOTYPES = "projector", "prototypes"
@@ -62,7 +64,7 @@ class ClientModel(nn.Module):
 
     Every client has:
 
-    - backbone f_θ: images (B, C, H, W) → embedding z (B, d_z), any architecture
+    - backbone f_θ: samples, such as images (B, C, H, W) → embedding z (B, d_z), any architecture
     - head g_φ: ReLU of z → logits (B, K)
 
     Some methods use:
@@ -112,7 +114,7 @@ class ClientModel(nn.Module):
         return self
 
     def embed(self, images: Tensor) -> Tensor:
-        """z = f_θ(x): (B, C, H, W) → (B, d_z)."""
+        """z = f_θ(x): samples, such as images (B, C, H, W) → (B, d_z)."""
         return self._in_precision(self.backbone, images)
 
     def project(self, embedding: Tensor) -> Tensor:
@@ -181,7 +183,7 @@ def find_backbone(name: str) -> Backbone:
         return timm_model(model)
     backbone: Backbone = find("backbone", name, mapl.backbones)
     if not callable(backbone):
-        raise MaplError(f"backbone {name!r} is not a backbone: it should be a function of (image shape, embedding)")
+        raise MaplError(f"backbone {name!r} is not a backbone: it should be a function of (shape, embedding)")
     return adapted(name, backbone) if model else backbone
 
 
@@ -189,7 +191,7 @@ def build(
     name: str,
     backbone: Backbone,
     settings: ModelSettings,
-    image: tuple[int, int, int],
+    shape: Sequence[int],
     classes: int,
     seed: int,
     client: int,
@@ -198,7 +200,7 @@ def build(
 ) -> ClientModel:
     """One client's model. Its first weights depend on seed and client, or with `common_start` on seed and backbone.
 
-    `uses` names the optional parts to keep (`Method.uses`). `check` runs the model on images of that shape; once per
+    `uses` names the optional parts to keep (`Method.uses`). `check` runs the model on samples of that shape; once per
     backbone is enough.
     """
     start = (
@@ -207,7 +209,7 @@ def build(
         else key(seed, client, ALWAYS, "weights")
     )
     with seeded(start):
-        network = _network(name, backbone, image, settings.embedding)
+        network = make_backbone(f"backbone {name!r}", backbone, shape, settings.embedding)
         # Drawn even if it is not kept, so that a head's first weights do not depend on the method.
         projector = _projector(settings)
         model = ClientModel(network, nn.Linear(settings.embedding, classes))
@@ -216,23 +218,36 @@ def build(
         if PROTOTYPES in uses:
             model.prototypes = nn.Parameter(_first_prototypes(settings, classes, seed, client))
     if check or any(map(is_lazy, model.parameters())):  # lazy layers get their shapes in a first call
-        check_output(f"backbone {name!r}", model.backbone, image, settings.embedding, "model.embedding")
+        check_output(f"backbone {name!r}", model.backbone, shape, settings.embedding, "model.embedding")
     return model
 
 
-def _network(name: str, backbone: Backbone, image: tuple[int, int, int], embedding: int) -> nn.Module:
+def make_backbone(what: str, backbone: Backbone, shape: Sequence[int], embedding: int) -> nn.Module:
+    """A network of a backbone, for samples of a shape; `what` it is called in errors."""
     if isinstance(backbone, nn.Module):
-        raise MaplError(f"backbone {name!r} is a network; give what makes one, called with (image shape, embedding)")
+        raise MaplError(f"{what} is a network; give what makes one, called with (shape, embedding)")
     try:
-        inspect.signature(backbone).bind(image, embedding)
+        inspect.signature(backbone).bind(shape, embedding)
     except TypeError as error:
-        raise MaplError(f"backbone {name!r} cannot be called with (image shape, embedding): {error}") from error
+        raise MaplError(f"{what} cannot be called with (shape, embedding): {error}") from error
     except ValueError:  # a callable that does not tell what it takes
         pass
-    network: object = backbone(image, embedding)
+    try:
+        network: object = backbone(shape, embedding)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if is_image(shape):
+            raise
+        raise MaplError(f"{what} cannot take {told(shape)}: {error}{_takers(shape)}") from error
     if not isinstance(network, nn.Module):
-        raise MaplError(f"backbone {name!r} returned a {type(network).__name__}, not a torch.nn.Module")
+        raise MaplError(f"{what} returned a {type(network).__name__}, not a torch.nn.Module")
     return network
+
+
+def _takers(shape: Sequence[int]) -> str:
+    """Which backbone takes samples of a shape that others were not made for."""
+    if is_image(shape):
+        return ""
+    return f"; set model.backbones to {usual_backbone(shape)}, or to your own"
 
 
 def _projector(settings: ModelSettings) -> nn.Module:
@@ -256,16 +271,16 @@ def architecture(backbone: nn.Module) -> str:
     return fingerprint({name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items()})
 
 
-def check_output(what: str, backbone: nn.Module, image: tuple[int, int, int], embedding: int, setting: str) -> None:
-    """Check that a backbone maps images (C, H, W) to vectors of the size that `setting` asks for."""
+def check_output(what: str, backbone: nn.Module, shape: Sequence[int], embedding: int, setting: str) -> None:
+    """Check that a backbone maps samples of a shape to vectors of the size that `setting` asks for."""
     training = backbone.training
     backbone.eval()
     with torch.no_grad():
         try:
-            output: object = backbone(torch.zeros(2, *image))
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise MaplError(f"{what} cannot take images of shape {image}: {error}") from error
+            output: object = backbone(blank(shape, 2))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise MaplError(f"{what} cannot take {told(shape)}: {error}{_takers(shape)}") from error
     backbone.train(training)
     actual = f"tensors {tuple(output.shape[1:])}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
     if not isinstance(output, Tensor) or output.shape != (2, embedding):
-        raise MaplError(f"{what} maps images {image} to {actual}, but {setting} wants vectors of {embedding}")
+        raise MaplError(f"{what} maps {told(shape)} to {actual}, but {setting} wants vectors of {embedding}")

@@ -31,6 +31,7 @@ import mapl.data.sources
 import mapl.methods
 from mapl.data.augment import PLAIN, RELEASED, AugmentSettings
 from mapl.data.dataset import DataSettings
+from mapl.data.kinds import FeatureSettings, TokenSettings
 from mapl.data.loading import GIVEN_IN_PYTHON, load
 from mapl.data.own import located, suited
 from mapl.data.partition import PartitionSettings
@@ -52,6 +53,7 @@ UNSET = "none"
 """How a recipe file says that a setting has no value, because TOML has no null."""
 
 LATER = {
+    "augment": ("features", "tokens", "function"),
     "train": ("steps", "warmup_rounds", "cosine_rounds"),
     "partition": ("pooled", "sizes", "digest"),
     "network": ("noise",),
@@ -67,10 +69,17 @@ class Section(BaseModel):
 
 
 class AugmentSection(Section):
-    """How training images are augmented, for methods that compare views and for the others."""
+    """How training samples are augmented, by their kind."""
 
-    contrastive: AugmentSettings = Field(RELEASED, description="For methods that compare two views of an image.")
-    plain: AugmentSettings = Field(PLAIN, description="For methods that take one view.")
+    contrastive: AugmentSettings = Field(RELEASED, description="Images, for methods that compare two views of one.")
+    plain: AugmentSettings = Field(PLAIN, description="Images, for methods that take one view.")
+    features: FeatureSettings = Field(FeatureSettings(), description="Rows of a table, and signals.")
+    tokens: TokenSettings = Field(TokenSettings(), description="Texts.")
+    function: str | None = Field(
+        None,
+        description="Import path of your own function, in place of all of these: (samples, uniforms) → samples. It "
+        "gets images in [0, 1], standardised features or token ids, and as many uniform random numbers.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -195,7 +204,7 @@ class Recipe(Section):
     data: DataSettings = Field(DataSettings(), description="The data set.")
     partition: PartitionSettings = Field(PartitionSettings(), description="Who has which images.")
     model: ModelSettings = Field(ModelSettings(), description="The clients' models.")
-    augment: AugmentSection = Field(AugmentSection(), description="How training images are augmented.")
+    augment: AugmentSection = Field(AugmentSection(), description="How training samples are augmented.")
     train: TrainSettings = Field(TrainSettings(), description="Local training.")
     engine: EngineSettings = Field(EngineSettings(), description="Where and how fast the clients train.")
     network: NetworkSection = Field(NetworkSection(), description="The network.")

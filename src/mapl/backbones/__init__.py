@@ -1,1 +1,1 @@
-"""Backbones, one per file: callables (image shape, d_z) → module that maps images (B, C, H, W) to (B, d_z)."""
+"""Backbones, one per file: callables (shape of a sample, d_z) → module that maps samples (B, …) to (B, d_z)."""

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from mapl.errors import MaplError
 
-Backbone = Callable[[tuple[int, int, int], int], nn.Module]
-"""Called with the image shape (C, H, W) and d_z, it makes a module that maps images (B, C, H, W) to (B, d_z)."""
+Backbone = Callable[[Any, int], nn.Module]
+"""Called with the shape of a sample (`mapl.shape.Shape`; (C, H, W) of images) and d_z, it makes a module that maps
+samples, such as images (B, C, H, W), to (B, d_z)."""
 
 
 class Foreign(nn.Module):

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from mapl.backbones._blocks import conv_bn_relu, large, pooled
 from mapl.backbones.residual import Block
+from mapl.backbones.transformer import Transformer
+from mapl.shape import is_image, vocabulary
 
 __all__ = ["CourierBackbone"]
 
 
+HIDDEN = 64
+"""Width of the hidden layers for samples that are neither images nor texts."""
+
+
 class CourierBackbone(nn.Sequential):
-    """A small network whose size follows that of the images.
+    """A small network whose size follows that of the samples.
 
     Images of 16 pixels or more: a stem that halves them, and three residual blocks, with 32, 64 and 128 channels for
     colour images (0.31 million parameters) and half as many for grey ones (0.08 million). Smaller images: three plain
-    convolutions (0.02 million). docs/courier.md compares them with others.
+    convolutions (0.02 million). docs/courier.md compares them with others. Rows of a table and signals: two hidden
+    layers of 64. Texts: one layer of attention, 32 wide.
     """
 
     name = "courier"
 
-    def __init__(self, image: tuple[int, int, int], embedding: int):
-        super().__init__(*(_residual(image, embedding) if large(image) else _plain(image, embedding)))
+    def __init__(self, shape: Sequence[int], embedding: int):
+        super().__init__(*_layers(shape, embedding))
 
 
 class Stage(nn.Module):
@@ -36,6 +46,20 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.shortcut(x) + self.second(self.first(x)))
+
+
+def _layers(shape: Sequence[int], embedding: int) -> list[nn.Module]:
+    if vocabulary(shape):
+        return [Transformer(shape, embedding, width=32, layers=1)]
+    if not is_image(shape):
+        return [nn.Flatten(), *_hidden(math.prod(shape)), *_hidden(HIDDEN), nn.Linear(HIDDEN, embedding)]
+    channels, height, width = shape
+    image = channels, height, width
+    return _residual(image, embedding) if large(image) else _plain(image, embedding)
+
+
+def _hidden(inputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.ReLU()]
 
 
 def _residual(image: tuple[int, int, int], embedding: int) -> list[nn.Module]:

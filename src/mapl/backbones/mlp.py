@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -10,14 +11,17 @@ __all__ = ["MLP"]
 
 
 class MLP(nn.Sequential):
-    """Two hidden layers of 128 on the flattened image: it does not know which pixels are neighbours."""
+    """Two hidden layers of 128 on a row of a table, or a flattened image.
+
+    It does not know which pixels are neighbours.
+    """
 
     name = "mlp"
 
-    def __init__(self, image: tuple[int, int, int], embedding: int):
+    def __init__(self, shape: Sequence[int], embedding: int):
         super().__init__(
             nn.Flatten(),
-            nn.Linear(math.prod(image), 128),
+            nn.Linear(math.prod(shape), 128),
             nn.BatchNorm1d(128),
             nn.ReLU(),
             nn.Linear(128, 128),

@@ -116,7 +116,7 @@ def check_command(name: NameArgument, folder: FolderOption = None, as_json: Json
     checksums = published.checksums(settings.root()) if published else {}
     counts = {"train": dataset.train.counts(dataset.classes), "test": dataset.test.counts(dataset.classes)}
     if as_json:
-        facts = {"image": dataset.image, "classes": dataset.classes, **counts, "checksums": checksums}
+        facts = {"image": dataset.shape, "classes": dataset.classes, **counts, "checksums": checksums}
         print(json.dumps({"name": settings.name, **facts, "seconds": seconds}))
         return
     table = Table("class", "training images", "test images")

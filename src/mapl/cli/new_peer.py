@@ -11,6 +11,7 @@ from mapl.names import printable
 from mapl.network import Letter, header_bytes, nbytes
 from mapl.peer.agreement import AGREEMENT
 from mapl.peer.init import NewPeer, letter_of, own_networks_sent
+from mapl.shape import told
 from mapl.terminal.messages import console, say
 
 MOST_CLASSES = 40
@@ -29,14 +30,13 @@ def described(peer: NewPeer) -> None:
 
 
 def _data(peer: NewPeer) -> Iterator[str]:
-    channels, height, width = peer.train.pixels.shape[1:]
     where = f"your share of the recipe's data, {peer.recipe.data.name}"
     if peer.data is not None:
         where = f"your own, {peer.settings.data.path} ({peer.settings.data.name})"
     yield f"data      {where}"
     yield (
-        f"          {len(peer.train):,} training and {len(peer.test):,} test images of {width}×{height} pixels and "
-        f"{channels} channel{'s' if channels > 1 else ''}, {len(peer.class_names)} classes"
+        f"          {len(peer.train):,} training and {len(peer.test):,} test {told(peer.train.shape)}, "
+        f"{len(peer.class_names)} classes"
     )
     for line in peer.data.found if peer.data is not None else ():
         yield f"          {line}"

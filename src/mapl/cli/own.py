@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from mapl.names import printable
+from mapl.shape import told
 from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
@@ -64,11 +65,8 @@ def introduced(recipe: Recipe) -> list[str]:
 
 def sentence(dataset: Dataset) -> str:
     """How much there is of what."""
-    channels, height, width = dataset.image
-    return (
-        f"{len(dataset.train):,} training and {len(dataset.test):,} test images of {width}×{height} pixels and "
-        f"{channels} channel{'s' if channels > 1 else ''} in {dataset.classes} classes"
-    )
+    counted = f"{len(dataset.train):,} training and {len(dataset.test):,} test"
+    return f"{counted} {told(dataset.shape)} in {dataset.classes} classes"
 
 
 def _found(dataset: Dataset, recipe: Recipe) -> Iterator[str]:

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from mapl.errors import MaplError
+from mapl.shape import Shape
 
 GREY_WEIGHTS = (0.2989, 0.587, 0.114)
 """The shares of red, green and blue in a grey value (ITU-R 601, as torchvision rounds them)."""
@@ -120,7 +121,7 @@ class Augmentation:
     def __init__(
         self,
         settings: AugmentSettings,
-        shape: tuple[int, int, int],
+        shape: Sequence[int],
         mean: Sequence[float],
         std: Sequence[float],
         *,
@@ -132,7 +133,7 @@ class Augmentation:
         if len(mean) != channels or len(std) != channels or min(std) <= 0:
             raise MaplError(f"mean and std should have one number per channel ({channels}), those of std above 0")
         self.settings = settings
-        self.shape = (channels, height, width)
+        self.shape = Shape(shape)
         self.mean, self.std = tuple(mean), tuple(std)
         self.uniforms_per_image = 0
         """P: random numbers per image."""
@@ -165,9 +166,9 @@ class Augmentation:
         `images` (N, C, H, W) are uint8 in 0…255 or floating point in [0, 1]; `uniforms` (N, P) come from `draw`, moved
         to the device. Neither is changed. Not for use under autocast, which would crop and blur in half precision.
         """
-        if images.shape[1:] != self.shape or uniforms.shape != (len(images), self.uniforms_per_image):
+        if tuple(images.shape[1:]) != self.shape or uniforms.shape != (len(images), self.uniforms_per_image):
             given = f"images {tuple(images.shape)} and uniforms {tuple(uniforms.shape)}"
-            raise ValueError(f"{given} should be (N, *{self.shape}) and (N, {self.uniforms_per_image})")
+            raise ValueError(f"{given} should be (N, *{tuple(self.shape)}) and (N, {self.uniforms_per_image})")
         # A crop is rounded to whole pixels. In float64 all devices round to the same pixel.
         uniforms = uniforms.double()
         draws = {name: uniforms[:, slot] for name, slot in self._slots.items()}

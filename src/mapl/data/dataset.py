@@ -1,90 +1,84 @@
-"""What a data set is: labelled images as tensors, and how to normalise them."""
+"""What a data set is: labelled samples as tensors, and how to normalise them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
+from mapl.data.samples import Features, Images, Kind, Samples, Tokens
 from mapl.errors import MaplError
+from mapl.shape import Shape
 
-
-@dataclass(frozen=True)
-class Images:
-    """Pixels (N, C, H, W) as uint8 and their labels (N,) as int64."""
-
-    pixels: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        if self.pixels.ndim != 4 or self.pixels.dtype != torch.uint8:
-            raise MaplError(
-                f"images must be a uint8 tensor (N, C, H, W), got {self.pixels.dtype} {tuple(self.pixels.shape)}"
-            )
-        if self.labels.shape != self.pixels.shape[:1] or self.labels.dtype != torch.int64:
-            raise MaplError(
-                f"labels must be an int64 tensor of shape ({len(self.pixels)},), "
-                f"got {self.labels.dtype} {tuple(self.labels.shape)}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, indices: Tensor) -> Images:
-        return Images(self.pixels[indices], self.labels[indices])
-
-    def to(self, device: torch.device) -> Images:
-        return Images(self.pixels.to(device), self.labels.to(device))
-
-    def add_to(self, digest: hashlib._Hash) -> None:
-        """Add shape, labels and pixels to a hash."""
-        digest.update(repr(tuple(self.pixels.shape)).encode())
-        for tensor in (self.labels, self.pixels):
-            digest.update(tensor.cpu().contiguous().numpy().data)
-
-    def counts(self, classes: int) -> list[int]:
-        """How many images each class has."""
-        return torch.bincount(self.labels, minlength=classes).tolist()
+__all__ = [
+    "DataSettings",
+    "DataSource",
+    "Dataset",
+    "Features",
+    "Images",
+    "Progress",
+    "Samples",
+    "Tokens",
+    "unseen",
+]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set with K classes; `mean` and `std` are per channel, for pixels scaled to [0, 1]."""
+    """A data set with K classes.
+
+    `mean` and `std` are per channel, for pixels scaled to [0, 1]; by default one half. For features they are per column
+    of a table, or per channel of a signal; by default those of the training samples. Tokens have none.
+    """
 
     name: str
-    train: Images
-    test: Images
+    train: Samples
+    test: Samples
     classes: int
-    mean: tuple[float, ...] = field(default=(0.5,))
-    std: tuple[float, ...] = field(default=(0.5,))
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     class_names: tuple[str, ...] = ()
     """Names of the classes, for tables; if empty, their numbers are used."""
     found: tuple[str, ...] = ()
     """What was found, converted or left out while it was read, in sentences for a person."""
 
     def __post_init__(self) -> None:
+        self._check_kind()
+        if not self.mean and not self.std:
+            mean, std = self.train.normalisation()
+            object.__setattr__(self, "mean", mean)
+            object.__setattr__(self, "std", std)
         if self.class_names and len(self.class_names) != self.classes:
             raise MaplError(
                 f"data set {self.name!r} has {self.classes} classes, but {len(self.class_names)} names of classes"
             )
-        for split, images in (("training", self.train), ("test", self.test)):
-            bad = images.labels[(images.labels < 0) | (images.labels >= self.classes)]
+        for split, samples in (("training", self.train), ("test", self.test)):
+            bad = samples.labels[(samples.labels < 0) | (samples.labels >= self.classes)]
             if len(bad):
                 raise MaplError(
-                    f"data set {self.name!r} has the label {int(bad[0])} among its {split} images; "
+                    f"data set {self.name!r} has the label {int(bad[0])} among its {split} {self.noun}; "
                     f"with {self.classes} classes labels run from 0 to {self.classes - 1}"
                 )
-        if self.train.pixels.shape[1:] != self.test.pixels.shape[1:]:
+            if fault := samples.fault():
+                raise MaplError(f"data set {self.name!r} has among its {split} {self.noun} {fault}")
+
+    def _check_kind(self) -> None:
+        kinds = getattr(self.train, "kind", None), getattr(self.test, "kind", None)
+        if None in kinds or kinds[0] != kinds[1]:
+            given = f"{type(self.train).__name__} and {type(self.test).__name__}"
             raise MaplError(
-                f"data set {self.name!r} has training images of shape {tuple(self.train.pixels.shape[1:])} "
-                f"but test images of shape {tuple(self.test.pixels.shape[1:])}"
+                f"data set {self.name!r} is made of {given}; give mapl.Images, mapl.Features or mapl.Tokens, the same "
+                "for training and tests"
+            )
+        if self.train.shape.facts != self.test.shape.facts:
+            raise MaplError(
+                f"data set {self.name!r} has training {self.noun} of shape {_shape(self.train)} "
+                f"but test {self.noun} of shape {_shape(self.test)}"
             )
 
     def digest(self) -> str:
@@ -94,19 +88,33 @@ class Dataset:
         because tensors can be changed in place.
         """
         digest = hashlib.sha256(repr((self.classes, tuple(self.mean), tuple(self.std))).encode())
-        for images in (self.train, self.test):
-            images.add_to(digest)
+        for samples in (self.train, self.test):
+            samples.add_to(digest)
         return digest.hexdigest()[:16]
 
     @property
-    def image(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
-        channels, height, width = self.train.pixels.shape[1:]
-        return channels, height, width
+    def kind(self) -> Kind:
+        """What it is made of: images, features or tokens."""
+        return self.train.kind
+
+    @property
+    def noun(self) -> str:
+        """What one calls its samples."""
+        return "images" if self.kind == "images" else "samples"
+
+    @property
+    def shape(self) -> Shape:
+        """Of one sample: (C, H, W) of an image."""
+        return self.train.shape
+
+
+def _shape(samples: Samples) -> str:
+    among = f" with a vocabulary of {samples.shape.vocabulary}" if samples.shape.vocabulary else ""
+    return f"{tuple(samples.shape)}{among}"
 
 
 class DataSettings(BaseModel):
-    """Where the images come from."""
+    """Where the samples come from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

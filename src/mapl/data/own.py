@@ -10,6 +10,7 @@ from mapl.data.dataset import Dataset
 from mapl.data.partition import PartitionSettings, cluster_classes, cluster_of
 from mapl.errors import MaplError
 from mapl.plugins import index
+from mapl.shape import is_image, usual_backbone
 
 Tree = dict[str, Any]
 
@@ -60,8 +61,8 @@ def suited(dataset: Dataset, given: Mapping[str, Any]) -> Tree:
         "rounds": 40,
         "partition": _division(dataset, given.get("partition", {}), clients),
         "method": {"warmup": 10},
-        "model": {"embedding": 128, "projection": 128, "hidden": 512},
-        "augment": _augmentation(dataset),
+        "model": {"embedding": 128, "projection": 128, "hidden": 512, **_backbones(dataset)},
+        **({"augment": _augmentation(dataset)} if dataset.kind == "images" else {}),
         "train": {"batch": _batch(total // clients), "learning_rate": 1e-3},
         "evaluate": {"every": 5},
     }
@@ -100,6 +101,11 @@ def _division(dataset: Dataset, asked: Any, clients: int) -> Tree:
     return {**base, "shots": shots, "shots_range": [max(1, shots // 2), shots]}
 
 
+def _backbones(dataset: Dataset) -> Tree:
+    """Those of images are the recipe's own defaults."""
+    return {} if is_image(dataset.shape) else {"backbones": [usual_backbone(dataset.shape)]}
+
+
 def _augmentation(dataset: Dataset) -> Tree:
     """Weak, because nobody has said what the images are: a mirrored letter is another letter."""
     contrastive = {
@@ -111,5 +117,5 @@ def _augmentation(dataset: Dataset) -> Tree:
         "hue": 0,
         "greyscale": 0,
     }
-    padding = min(4, min(dataset.image[1:]) // 8)
+    padding = min(4, min(dataset.shape[1:]) // 8)
     return {"contrastive": contrastive, "plain": {"crop_padding": padding, "flip": 0}}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mapl.contents import check_digest
 from mapl.data import schemes
-from mapl.data.dataset import Dataset, Images
+from mapl.data.dataset import Dataset
+from mapl.data.samples import Samples
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, generator
 
@@ -159,17 +160,19 @@ def draw_held_out(labels: Tensor, share: float, client: int, seed: int, purpose:
     return held
 
 
+S = TypeVar("S", bound=Samples)
+
 TESTS = 0.2
 """The share of each class that becomes test images, if a data set of your own does not say which they are."""
 DRAWN = "they do not say which are test images: a fifth of each class was drawn, the same each time"
 
 
-def divided(images: Images, where: Path) -> tuple[Images, Images]:
-    """Training images, and test images from every class that has more than one. The same images give the same ones."""
-    test = draw_held_out(images.labels, TESTS, NOBODY, 0, "test images")
+def divided(samples: S, where: Path | str) -> tuple[S, S]:
+    """Training and test samples, these from every class with more than one. The same samples give the same ones."""
+    test = draw_held_out(samples.labels, TESTS, NOBODY, 0, "test images")
     if not test.any():
         raise MaplError(f"{str(where)!r} has one image per class, so none of them can be test images")
-    return images.take(torch.nonzero(~test).flatten()), images.take(torch.nonzero(test).flatten())
+    return samples.take(torch.nonzero(~test).flatten()), samples.take(torch.nonzero(test).flatten())
 
 
 def _pooled(shards: Sequence[Shard]) -> list[Shard]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mapl.client import Client
-from mapl.data.augment import Augmentation
+from mapl.data.kinds import Augmenting
 from mapl.engine.settings import EngineSettings, TrainSettings
 from mapl.errors import MaplError, NotFinite
 from mapl.keys import generator
@@ -37,7 +37,7 @@ class Engine(ABC):
         self,
         method: Method[Any],
         train: TrainSettings,
-        augmentation: Augmentation,
+        augmentation: Augmenting,
         seed: int,
         settings: EngineSettings,
         device: torch.device,

@@ -13,13 +13,16 @@ from torch import Tensor, nn
 
 from mapl.client import Client
 from mapl.engine.optimizers import Optimizer
+from mapl.shape import Shape, blank, is_image
 
 POOLINGS = (nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
-def who_takes_it(kinds: Sequence[Sequence[Client]], image: tuple[int, int, int]) -> set[int]:
+def who_takes_it(kinds: Sequence[Sequence[Client]], shape: Shape) -> set[int]:
     """The clients with convolutions whose layers all work in this layout (a `view` may not); one of a kind is tried."""
-    images = pixels_together(torch.zeros(2, *image))
+    if not is_image(shape):
+        return set()
+    images = pixels_together(blank(shape, 2))
     return {c.id for clients in kinds if _convolves(clients[0]) and _takes(clients[0], images) for c in clients}
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mapl.client import Client
 from mapl.clock import part, profiled
-from mapl.data.dataset import Images
+from mapl.data.samples import Samples
 from mapl.engine._base import Draws, Engine, check_finite, loss_terms
 from mapl.engine.channels_last import channels_last, channels_last_for_tests, pixels_together, who_takes_it
 from mapl.engine.generators import drawing_from, of_one_kind, say_who_takes_turns, who_draws
@@ -39,7 +39,7 @@ class EagerEngine(Engine):
     def __init__(self, *settings: Any):
         super().__init__(*settings)
         self.optimizers: dict[int, Optimizer] = {}
-        self._images: dict[tuple[int, str], Images] = {}
+        self._samples: dict[tuple[int, str], Samples] = {}
         self._keys: Any = None
         self._quiet: set[int] = set()
         """Clients whose training reads no generator but those of `draw`. Only they train side by side."""
@@ -58,10 +58,10 @@ class EagerEngine(Engine):
 
     def _use_cpu(self, clients: Sequence[Client]) -> None:
         """Find out which clients can train side by side, and which take channels-last images."""
-        kinds, image = of_one_kind(clients), self.augmentation.shape
+        kinds, shape = of_one_kind(clients), self.augmentation.shape
         if not self.method.draws:
-            self._quiet |= {client.id for client in clients} - who_draws(kinds, image)
-        self._channels_last |= who_takes_it(kinds, image)
+            self._quiet |= {client.id for client in clients} - who_draws(kinds, shape)
+        self._channels_last |= who_takes_it(kinds, shape)
 
     def _use_gpu(self, clients: Sequence[Client]) -> None:
         """Draw dropout as the grouped engine does."""
@@ -107,7 +107,7 @@ class EagerEngine(Engine):
     def train(self, client: Client, round: int) -> dict[str, float]:
         """A round of local training (PML). Returns the mean of each term of the loss."""
         draws = self.draw(client, round)
-        images = self._on_device(client, "train")
+        samples = self._on_device(client, "train")
         batches, uniforms = draws.batches.to(self.device), draws.uniforms.to(self.device)
         optimizer = self._optimizer(client)
         optimizer.factor = self.settings.rate_factor(round)
@@ -121,7 +121,7 @@ class EagerEngine(Engine):
                 self._seed_layers(seed)
             if client.id in self._channels_last:
                 stack.enter_context(channels_last(client.model, optimizer))
-            for step, batch in enumerate(self._augmented(client, images, batches, uniforms)):
+            for step, batch in enumerate(self._augmented(client, samples, batches, uniforms)):
                 epoch, first = divmod(step, self.steps_per_epoch(client))
                 if first == 0:
                     self.method.start_epoch(client, round, epoch)
@@ -139,18 +139,18 @@ class EagerEngine(Engine):
             self._keys.cursor.zero_()
 
     def _augmented(
-        self, client: Client, images: Images, batches: Tensor, uniforms: Tensor
+        self, client: Client, samples: Samples, batches: Tensor, uniforms: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """All views (V · B, C, H, W) and labels (V · B,) of each step; small images for several steps at once."""
+        """All views (V · B, …) and labels (V · B,) of each step; small samples for several steps at once."""
         size = self.method.views * batches.shape[1]
-        steps = max(1, AT_A_TIME // (size * images.pixels[0].numel()))
+        steps = max(1, AT_A_TIME // (size * samples.inputs[0].numel()))
         for chunk, draws in zip(torch.split(batches, steps), torch.split(uniforms, steps), strict=True):
             with part("augmentation"):
                 indices = chunk.repeat(1, self.method.views).flatten()
-                views = self.augmentation.apply(images.pixels[indices], draws.flatten(0, 1))
+                views = self.augmentation.apply(samples.inputs[indices], draws.flatten(0, 1))
                 if client.id in self._channels_last:
                     views = pixels_together(views)
-            for step, labels in enumerate(torch.split(images.labels[indices], size)):
+            for step, labels in enumerate(torch.split(samples.labels[indices], size)):
                 # Detached: a network that writes over its images must not tie the steps together in autograd.
                 yield views[step * size : (step + 1) * size].detach(), labels
 
@@ -173,14 +173,14 @@ class EagerEngine(Engine):
     def _new_optimizer(self, client: Client) -> Optimizer:
         return make_optimizer(client.model, self.settings, self.method.learning_rates())
 
-    def _on_device(self, client: Client, split: str) -> Images:
-        """The client's images. On a GPU they are copied once."""
-        images: Images = getattr(client, split)
+    def _on_device(self, client: Client, split: str) -> Samples:
+        """The client's samples. On a GPU they are copied once."""
+        samples: Samples = getattr(client, split)
         if self.device.type == "cpu":
-            return images
-        if (client.id, split) not in self._images:
-            self._images[client.id, split] = images.to(self.device)
-        return self._images[client.id, split]
+            return samples
+        if (client.id, split) not in self._samples:
+            self._samples[client.id, split] = samples.to(self.device)
+        return self._samples[client.id, split]
 
     def embed(self, client: Client) -> Tensor:
         return self._outputs(client, (BACKBONE,))[BACKBONE][: len(client.test) - client.held]
@@ -203,9 +203,9 @@ class EagerEngine(Engine):
 
     def _test_batches(self, client: Client) -> Iterator[Tensor]:
         """The recipe's own test images, the others, the held-out ones. Sharing a batch could change their rounding."""
-        pixels = self._on_device(client, "test").pixels
-        others = len(pixels) - client.tests - client.held
-        for images in torch.split(pixels, [client.tests, others, client.held]):
+        inputs = self._on_device(client, "test").inputs
+        others = len(inputs) - client.tests - client.held
+        for images in torch.split(inputs, [client.tests, others, client.held]):
             for batch in torch.split(images, TEST_BATCH[self.device.type]):
                 if len(batch):
                     normalised = self.augmentation.normalise(batch)

@@ -22,6 +22,7 @@ from mapl.client import Client
 from mapl.keys import SHARED
 from mapl.methods._base import Method
 from mapl.model import PROJECTOR, ClientModel
+from mapl.shape import Shape, random_samples
 
 
 def of_one_kind(clients: Sequence[Client]) -> list[list[Client]]:
@@ -33,25 +34,25 @@ def of_one_kind(clients: Sequence[Client]) -> list[list[Client]]:
     return list(kinds.values())
 
 
-def who_draws(kinds: Sequence[Sequence[Client]], image: tuple[int, int, int]) -> set[int]:
-    """The clients whose networks draw random numbers in training: one of each kind is tried on a few images."""
-    return {client.id for clients in kinds if draws(clients[0].model, image) for client in clients}
+def who_draws(kinds: Sequence[Sequence[Client]], shape: Shape) -> set[int]:
+    """The clients whose networks draw random numbers in training: one of each kind is tried on a few samples."""
+    return {client.id for clients in kinds if draws(clients[0].model, shape) for client in clients}
 
 
-def draws(model: ClientModel, image: tuple[int, int, int]) -> bool:
+def draws(model: ClientModel, shape: Shape) -> bool:
     """Whether a forward pass in training mode moves a generator. The model itself is left as it is."""
     with _restored():
         before = _states()
         try:
-            _pass_through(copy.deepcopy(model).train(), torch.rand(4, *image, generator=torch.Generator()))
+            _pass_through(copy.deepcopy(model).train(), random_samples(shape, 4, torch.Generator()))
         except Exception:  # it cannot be copied or run, so nobody knows
             return True
         return _states() != before
 
 
-def _pass_through(model: ClientModel, images: Tensor) -> None:
-    embedding = model.embed(images.clone())
-    inputs = [images, embedding]
+def _pass_through(model: ClientModel, samples: Tensor) -> None:
+    embedding = model.embed(samples.clone())
+    inputs = [samples, embedding]
     if model.has(PROJECTOR):
         inputs.append(model.project(embedding))
     for name in model.own:

@@ -12,11 +12,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mapl.client import Client, Server
-from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, key, seeded
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods._mixing import flatten, load_flat
-from mapl.model import check_output, find_backbone
+from mapl.model import check_output, find_backbone, make_backbone
 
 COURIER = "courier"
 
@@ -81,17 +80,14 @@ class WithCourier(Method[C]):
 
 
 def build_courier(node: Client | Server, use: CourierNetworkSettings) -> nn.Sequential:
-    """A courier: images (B, C, H, W) → logits (B, K). All clients of a run start with the same weights."""
-    channels, height, width = node.image if isinstance(node, Server) else node.train.pixels.shape[1:]
-    image = (channels, height, width)
+    """A courier: samples (B, …) → logits (B, K). All clients of a run start with the same weights."""
+    shape = node.shape if isinstance(node, Server) else node.train.shape
     with seeded(key(node.seed, NOBODY, ALWAYS, f"courier {use.courier}")):
-        backbone = find_backbone(use.courier)(image, use.features)
-        if not isinstance(backbone, nn.Module):
-            raise MaplError(
-                f"method.courier: backbone {use.courier!r} returned a {type(backbone).__name__}, not a torch.nn.Module"
-            )
+        backbone = make_backbone(
+            f"method.courier: backbone {use.courier!r}", find_backbone(use.courier), shape, use.features
+        )
         head = nn.Linear(use.features, node.shapes.classes)
-    check_output(f"method.courier: backbone {use.courier!r}", backbone, image, use.features, "method.features")
+    check_output(f"method.courier: backbone {use.courier!r}", backbone, shape, use.features, "method.features")
     return nn.Sequential(OrderedDict(backbone=backbone, relu=nn.ReLU(), head=head))
 
 

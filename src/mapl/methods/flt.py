@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mapl.client import Client, Server
+from mapl.data.samples import Images
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, key
 from mapl.methods._base import MethodSettings
@@ -17,6 +18,7 @@ from mapl.methods._encoder import check_source, encoder, trained_encoder
 from mapl.methods._mixing import flatten, load_flat, mixed, row_of
 from mapl.methods._plain import WholeModels
 from mapl.network import Inbox, Letter, Spec, specs
+from mapl.shape import told
 
 __all__ = ["FLT"]
 
@@ -61,6 +63,8 @@ class FLT(WholeModels[FLTSettings]):
         if find_spec("umap") is None:
             raise MaplError("method 'flt' needs UMAP, which is not installed: pip install 'mapl[flt]'")
         check_source(self.settings.encoder_data)
+        if not isinstance(client.train, Images):
+            raise MaplError(f"method 'flt' compares clients by their images, and these are {told(client.train.shape)}")
 
     def opening(self, server: Server) -> Letter:
         use = self.settings
@@ -71,11 +75,12 @@ class FLT(WholeModels[FLTSettings]):
         from sklearn.cluster import KMeans  # slow to import, and other methods do not need it
         from threadpoolctl import threadpool_limits
 
-        channels, height, width = client.train.pixels.shape[1:]
-        network = encoder((channels, height, width), self.settings.latent)
+        images = client.train
+        assert isinstance(images, Images)  # `prepare` has refused all others
+        network = encoder(images.shape, self.settings.latent)
         load_flat(inbox.tensor("encoder")[0], network)
         with torch.no_grad():
-            codes = network(client.train.pixels.float() / 255).numpy()
+            codes = network(images.unit()).numpy()
         count = len(torch.unique(client.train.labels))
         seed = key(client.seed, client.id, ALWAYS, "centres") % 2**31
         with threadpool_limits(1):  # with more threads, the order of sums varies
@@ -99,8 +104,7 @@ class FLT(WholeModels[FLTSettings]):
         if isinstance(node, Server):
             classes = node.shapes.classes
             return {"centres": Spec((classes, latent)), "count": Spec((1,), torch.int64, low=1, high=classes)}
-        channels, height, width = node.train.pixels.shape[1:]
-        return specs({"encoder": flatten(encoder((channels, height, width), latent))})
+        return specs({"encoder": flatten(encoder(node.train.shape, latent))})
 
     def related(self, server: Server, clients: Tensor) -> Tensor:
         """(n, n) which of these clients are related. One that never answered is related only to itself."""

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from mapl.errors import MaplError
 from mapl.names import printable
 from mapl.peer.files import VERSION, Written
+from mapl.shape import told
 
 if TYPE_CHECKING:
     from mapl.data.dataset import Dataset
@@ -54,12 +55,16 @@ class Agreement(Written):
     @staticmethod
     def of(data: Dataset) -> Agreement:
         """What others have to agree with, if this data set is the first."""
+        if data.kind != "images":
+            raise MaplError(
+                f"a network of members who bring their own data takes images, and these are {told(data.shape)}"
+            )
         try:
             return Agreement(
                 version=VERSION,
                 classes=data.classes,
                 names=data.class_names,
-                image=data.image,
+                image=(data.shape[0], data.shape[1], data.shape[2]),
                 mean=tuple(data.mean),
                 std=tuple(data.std),
             )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mapl.data.dataset import Dataset, Images
+from mapl.data.dataset import Dataset, Samples
 from mapl.data.own import kind_of
 from mapl.errors import MaplError
 from mapl.model import PROJECTOR, PROTOTYPES
@@ -51,12 +51,12 @@ class NewPeer:
     """What the network agrees on from now on, if this peer is the first to say so."""
 
     @property
-    def train(self) -> Images:
+    def train(self) -> Samples:
         """All its training images, also those that the method holds out."""
         return self.part.clients[0].train if self.data is None else self.data.train
 
     @property
-    def test(self) -> Images:
+    def test(self) -> Samples:
         client = self.part.clients[0]
         if self.data is not None:
             return self.data.test

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from mapl.data.dataset import Dataset, DataSettings, Images
+from mapl.data.dataset import Dataset, DataSettings
 from mapl.data.loading import load
 from mapl.errors import MaplError, unknown
 from mapl.names import printable
 from mapl.peer.agreement import Agreement, usual
 from mapl.peer.settings import DataSection
+from mapl.shape import Shape, told
 
 MOST_NAMED = 40
 """How many classes a sentence lists."""
@@ -25,16 +26,16 @@ def load_own(data: DataSection) -> Dataset:
 
 def fitted(found: Dataset, agreed: Agreement) -> Dataset:
     """The data set with the classes of the network, their numbers, and the network's mean and std."""
-    if found.image != agreed.image:
+    if found.shape.facts != Shape(agreed.image).facts:
         raise MaplError(
-            f"your images have {_shape(found.image)}, and those of the network {_shape(agreed.image)}: change yours to "
-            "that shape"
+            f"your data are {told(found.shape)}, and those of the network {told(agreed.image)}: change yours to that "
+            "shape"
         )
     numbers = _numbers(found, agreed)
     return replace(
         found,
-        train=_renumbered(found.train, numbers),
-        test=_renumbered(found.test, numbers),
+        train=found.train.relabelled(torch.tensor(numbers)),
+        test=found.test.relabelled(torch.tensor(numbers)),
         classes=agreed.classes,
         class_names=agreed.names,
         mean=agreed.mean,
@@ -61,12 +62,3 @@ def _number(name: str, known: Mapping[str, int]) -> int:
     said = str(unknown("class", name, list(known)[:MOST_NAMED]))
     more = f" There are {len(known) - MOST_NAMED} more." if len(known) > MOST_NAMED else ""
     raise MaplError(printable(f"your data have a class that the network has not: {said}{more}"))
-
-
-def _renumbered(images: Images, numbers: list[int]) -> Images:
-    return Images(images.pixels, torch.tensor(numbers)[images.labels])
-
-
-def _shape(image: tuple[int, int, int]) -> str:
-    channels, height, width = image
-    return f"{width}×{height} pixels and {channels} channel{'s' if channels > 1 else ''}"

@@ -163,6 +163,6 @@ def card(identity: Identity, shared: Recipe, part: Part) -> dict[str, Any]:
         "name": identity.name,
         "run": client.run,
         "classes": client.shapes.classes,
-        "image": list(client.train.pixels.shape[1:]),
+        "image": list(client.train.shape),
         "settings": {key: value for key, value in flat(shared.settings()).items() if not key.startswith("data.")},
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mapl.client import Client
-from mapl.data.augment import Augmentation
+from mapl.data.kinds import Augmenting
 from mapl.errors import NotFinite
 from mapl.network import Inbox
 from mapl.recipe import Recipe, flat
@@ -43,7 +43,7 @@ def why_not_finite(part: Part) -> str:
     )
 
 
-def _data(augmentation: Augmentation) -> str | None:
+def _data(augmentation: Augmenting) -> str | None:
     for mean, std in zip(augmentation.mean, augmentation.std, strict=True):
         if not 1 / LARGEST_PIXEL <= std < math.inf:
             return f"the std of the data set is {std:g}, by which pixels between 0 and 1 are divided"

@@ -11,20 +11,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from mapl.client import Client
+from mapl.data.samples import Samples
 from mapl.errors import MaplError, unknown
 from mapl.methods._base import Method
-from mapl.model import Backbone, find_backbone
+from mapl.model import Backbone, find_backbone, make_backbone
 from mapl.plugins import looking
 from mapl.runs.files import write_aside
 from mapl.runs.history import Round, load, share_of_network
 from mapl.runs.part import Data, Part
 from mapl.runs.run import restored_part
+from mapl.shape import Shape
 
 Kind = Literal["safetensors", "torch-export"]
 Pixels = Literal["uint8", "float32"]
@@ -32,13 +35,14 @@ Card = dict[str, Any]
 Scores = Callable[[dict[str, Tensor]], Tensor]
 
 SUFFIXES: dict[str, str] = {"safetensors": ".safetensors", "torch-export": ".pt2"}
-PIXELS: dict[str, torch.dtype] = {"uint8": torch.uint8, "float32": torch.float32}
+PIXELS = ("uint8", "float32")
 
 
 class Classifier(nn.Module):
-    """A client's model for use outside the run: images (N, C, H, W), uint8 or float in [0, 1], to logits (N, K).
+    """A client's model for use outside the run: samples to logits (N, K).
 
-    It normalises the images itself, so users need not know the mean and the standard deviation.
+    Samples are images (N, C, H, W), uint8 or float in [0, 1]; or features (N, …); or token ids (N, L). It normalises
+    them itself, so users need not know the mean and the standard deviation.
     """
 
     mean: Tensor
@@ -51,24 +55,34 @@ class Classifier(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         own: Mapping[str, nn.Module] | None = None,
+        *,
+        shape: Sequence[int] = (1, 1, 1),
     ):
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.own = nn.ModuleDict(own)
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1), persistent=False)
+        ones = [1] * (len(shape) - 1)  # one mean for each channel of an image, for each column of a table
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, *ones), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, *ones), persistent=False)
+        self.normalises = bool(len(mean))
         self.scores: Scores = self._logits
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.scores(self.outputs(images))
+    def forward(self, samples: Tensor) -> Tensor:
+        return self.scores(self.outputs(samples))
 
-    def outputs(self, images: Tensor) -> dict[str, Tensor]:
-        """What each network makes of the images."""
-        pixels = images.to(torch.float32)
-        if images.dtype == torch.uint8:
-            pixels = pixels / 255
-        normalised = (pixels - self.mean) / self.std
+    def normalised(self, samples: Tensor) -> Tensor:
+        """The samples as a backbone gets them."""
+        if not self.normalises:
+            return samples
+        values = samples.to(torch.float32)
+        if samples.dtype == torch.uint8:
+            values = values / 255
+        return (values - self.mean) / self.std
+
+    def outputs(self, samples: Tensor) -> dict[str, Tensor]:
+        """What each network makes of the samples."""
+        normalised = self.normalised(samples)
         outputs = {"backbone": self.backbone(normalised)}
         return outputs | {name: network(normalised) for name, network in self.own.items()}
 
@@ -94,7 +108,8 @@ def export_run(
     "safetensors": client-003.safetensors, the weights of backbone, head and the method's own networks, with a card as
     metadata; see `load_model`.
     "torch-export": client-003.pt2, a program for `torch.export.load` that needs neither mapl nor the backbone's code,
-    and its card client-003.json. A program takes one dtype: uint8, or floats in [0, 1] with pixels="float32".
+    and its card client-003.json. A program takes one dtype. For images it is uint8, or with pixels="float32" floats in
+    [0, 1].
     A model is built before its weights are loaded. If the run's recipe names code from outside the package for that,
     `trust` must say that this code may run. `data` are those of the run, if they are not what its recipe names.
     """
@@ -135,15 +150,15 @@ def load_model(path: str | Path, backbone: Backbone | None = None) -> Classifier
         with safe_open(str(path), framework="pt") as file:
             card = {key: _value(text) for key, text in (file.metadata() or {}).items()}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-        image, embedding, classes = tuple(map(int, card["image"])), int(card["embedding"]), int(card["classes"])
+        shape = Shape(map(int, card["image"]), int(card.get("vocabulary", 0)))
+        embedding, classes = int(card["embedding"]), int(card["classes"])
         name, mean, std = str(card["backbone"]), list(map(float, card["mean"])), list(map(float, card["std"]))
-        channels, height, width = image
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise MaplError(f"{str(path)!r} is not a model that mapl exported: {error}") from error
     if backbone is None and ":" in name:
         raise MaplError(f"{str(path)!r} has the backbone {name!r}: import it yourself, and pass it as backbone=…")
-    network = (backbone or find_backbone(name))((channels, height, width), embedding)
-    model = Classifier(network, nn.Linear(embedding, classes), mean, std)
+    network = make_backbone(f"backbone {name!r}", backbone or find_backbone(name), shape, embedding)
+    model = Classifier(network, nn.Linear(embedding, classes), mean, std, shape=shape)
     try:
         # The method's own networks are in the file for those who can build them.
         model.load_state_dict({name: tensor for name, tensor in tensors.items() if not name.startswith("own.")})
@@ -194,7 +209,8 @@ def _card(part: Part, client: Client, tested: Round | None) -> Card:
     return {
         "client": client.id,
         "backbone": client.backbone,
-        "image": list(client.test.pixels.shape[1:]),
+        "image": list(client.test.shape),
+        **({"vocabulary": client.test.shape.vocabulary} if client.test.shape.vocabulary else {}),
         "embedding": client.model.head.in_features,
         "classes": client.model.head.out_features,
         "mean": mean,
@@ -214,7 +230,7 @@ def _normalisation(part: Part) -> tuple[list[float], list[float]]:
     """Mean and standard deviation per channel, as the decimals that were given, without float32's extra digits."""
     augmentation = part.engine.augmentation
     mean, std = (
-        [float(str(x)) for x in tensor.flatten().numpy()] for tensor in (augmentation._mean, augmentation._std)
+        [float(str(x)) for x in np.array(values, np.float32)] for values in (augmentation.mean, augmentation.std)
     )
     return mean, std
 
@@ -229,14 +245,15 @@ def _weights(client: Client, card: Card) -> tuple[bytes]:
 
 def _program(part: Part, client: Client, card: Card, pixels: Pixels) -> tuple[bytes, bytes]:
     own = {name: client.model.own[name] for name in part.method.answers_with if name != "backbone"}
-    model = Classifier(client.model.backbone, client.model.head, *_normalisation(part), own).eval()
+    shape = client.test.shape
+    model = Classifier(client.model.backbone, client.model.head, *_normalisation(part), own, shape=shape).eval()
     # The method's scores, which need not be the head's logits: the program then answers as the client did in tests.
     model.scores = _tuned(part.method, client, model)
-    program = _exported(client, model, PIXELS[pixels])
+    samples = _first_five(client.test, pixels)
+    program = _exported(client, model, samples)
     file = io.BytesIO()
     torch.export.save(program, file)
-    shape = ["batch", *client.test.pixels.shape[1:]]
-    card = card | {"input": {"pixels": pixels, "shape": shape}}
+    card = card | {"input": {"pixels": str(samples.dtype).removeprefix("torch."), "shape": ["batch", *shape]}}
     return file.getvalue(), (json.dumps(card, indent=1) + "\n").encode()
 
 
@@ -245,28 +262,36 @@ def _tuned(method: Method[Any], client: Client, model: Classifier) -> Scores:
     """The method's scores for a client, with what its held-out images tell them."""
     if not client.held:
         return partial(method.scores, client)
-    pixels, labels = client.test.pixels[-client.held :], client.test.labels[-client.held :]
-    known = method.tune(client, model.outputs(pixels), labels)
+    inputs, labels = client.test.inputs[-client.held :], client.test.labels[-client.held :]
+    known = method.tune(client, model.outputs(inputs), labels)
     return lambda outputs: method.scores(client, {**outputs, **known})
 
 
 @torch.no_grad()
-def _exported(client: Client, model: Classifier, dtype: torch.dtype) -> torch.export.ExportedProgram:
+def _exported(client: Client, model: Classifier, samples: Tensor) -> torch.export.ExportedProgram:
     """The program of a classifier, checked on a batch size that it was not exported with."""
-    images = torch.zeros(5, *client.test.pixels.shape[1:], dtype=torch.uint8)
-    images[: len(client.test)] = client.test.pixels[:5]
-    images = images if dtype == torch.uint8 else images / 255
     who = f"client {client.id} (backbone {client.backbone!r})"
     try:
         with redirect_stderr(io.StringIO()):  # torch prints pages there about what it cannot do
-            # Two images: torch would treat a batch of one as a constant.
-            program = torch.export.export(model, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
-        ours, theirs = model(images), program.module()(images)
+            # Two samples: torch would treat a batch of one as a constant.
+            program = torch.export.export(model, (samples[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        ours, theirs = model(samples), program.module()(samples)
     except Exception as error:  # torch.export's errors have no common class
         raise MaplError(f"{who} cannot be exported: {_sentence(error)}") from error
     if not torch.allclose(ours, theirs, atol=1e-5):
         raise MaplError(f"{who} cannot be exported: its program gives different logits")
     return program
+
+
+def _first_five(samples: Samples, pixels: Pixels) -> Tensor:
+    """Five of a client's samples, of the dtype that a program will take; blank ones where it has fewer."""
+    five = torch.zeros(5, *samples.shape, dtype=samples.inputs.dtype)
+    five[: len(samples)] = samples.inputs[:5]
+    if samples.kind != "images":
+        return five
+    if five.dtype == torch.uint8:
+        return five if pixels == "uint8" else five / 255
+    return five if pixels == "float32" else (five * 255).byte()
 
 
 def _sentence(error: Exception) -> str:

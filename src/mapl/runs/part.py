@@ -16,10 +16,11 @@ import mapl.data.sources
 import mapl.methods
 from mapl.client import Client, Server
 from mapl.contents import digest_of_file
-from mapl.data.augment import Augmentation
-from mapl.data.dataset import Dataset, DataSettings, Images
+from mapl.data.dataset import Dataset, DataSettings
+from mapl.data.kinds import augmentation
 from mapl.data.loading import GIVEN_IN_PYTHON, load
 from mapl.data.partition import Shard, draw_held_out, other_tests, partition
+from mapl.data.samples import Kind, Samples
 from mapl.engine._base import Engine
 from mapl.engine.choose import find_device, find_engine
 from mapl.errors import MaplError
@@ -47,6 +48,7 @@ from mapl.recipe import Recipe, UnreadSettings, validated
 from mapl.runs.contract import checked_letter
 from mapl.runs.exchange import check_size, look_around
 from mapl.runs.history import ClientCard, combined
+from mapl.shape import Shape, is_image, usual_backbone
 
 
 @dataclass
@@ -98,9 +100,19 @@ def given_in_python(recipe: Recipe, data: Data | None, backbones: Mapping[str, B
         )
     if data is not None:
         recipe = recipe.model_copy(update={"data": DataSettings(name=GIVEN_IN_PYTHON)})
+        recipe = with_backbones_for(recipe, data)
     if backbones:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"backbones": tuple(backbones)})})
     return with_digests(recipe)
+
+
+def with_backbones_for(recipe: Recipe, data: Data) -> Recipe:
+    """The recipe with backbones that take the data, if it names none."""
+    one = data if isinstance(data, Dataset) else next(iter(data.values()), None) if isinstance(data, Mapping) else None
+    if not isinstance(one, Dataset) or is_image(one.shape) or "backbones" in recipe.model.model_fields_set:
+        return recipe
+    update = {"backbones": (usual_backbone(one.shape),)}
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=update)})
 
 
 def with_digests(recipe: Recipe) -> Recipe:
@@ -193,15 +205,16 @@ def build_part(
     shards = _shards(recipe, data, held, method.holds_out())
     first = next(iter(shards.values()))
     device = find_device(recipe.engine)
-    augment = recipe.augment.contrastive if method.augmentation == "contrastive" else recipe.augment.plain
-    augmentation = Augmentation(augment, first.image, first.mean, first.std, device=device)
-    engine = find_engine(recipe.engine, device)
+    augment = recipe.augment
+    images = augment.contrastive if method.augmentation == "contrastive" else augment.plain
+    augmenting = augmentation(first, images, augment.features, augment.tokens, augment.function, device)
+    engine = find_engine(recipe.engine, device, first.shape)
     clients = _clients(recipe, shards, backbones or {}, method, run or recipe.fingerprint())
     part = Part(
         recipe=recipe,
         clients=clients,
         method=method,
-        engine=engine(method, recipe.train, augmentation, recipe.seed, recipe.engine, device),
+        engine=engine(method, recipe.train, augmenting, recipe.seed, recipe.engine, device),
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
         transport=transport or _transport(recipe, device),
         noise=find_noise(recipe.network.noise, recipe.seed, secret),
@@ -209,7 +222,7 @@ def build_part(
         data=digests(data, held),
     )
     if isinstance(method, Centralised) and serves:
-        part.server = _server(recipe, first.image, clients[0])
+        part.server = _server(recipe, first.shape, clients[0])
     _check_alike(part)
     if recipe.network.message_budget is not None and not part.whole:
         raise MaplError("network.message_budget counts the letters of all clients, but this process holds only some")
@@ -225,12 +238,12 @@ def _transport(recipe: Recipe, device: torch.device) -> Transport:
     return MemoryPost() if recipe.network.transport == "memory" else EncodedPost(device)
 
 
-def _server(recipe: Recipe, image: tuple[int, int, int], client: Client) -> Server:
+def _server(recipe: Recipe, shape: Shape, client: Client) -> Server:
     return Server(
         id=recipe.clients,
         run=recipe.fingerprint(),
         seed=recipe.seed,
-        image=image,
+        shape=shape,
         shapes=client.shapes,
         data_folder=recipe.data.folder,
     )
@@ -238,17 +251,24 @@ def _server(recipe: Recipe, image: tuple[int, int, int], client: Client) -> Serv
 
 @dataclass(frozen=True)
 class _Shard:
-    """One client's images, and what they have in common with the other clients'."""
+    """One client's samples, and what they have in common with the other clients'."""
 
-    train: Images
-    test: Images
+    train: Samples
+    test: Samples
     tests: int
     held: int
     cluster: int
     classes: int
-    image: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def kind(self) -> Kind:
+        return self.train.kind
+
+    @property
+    def shape(self) -> Shape:
+        return self.train.shape
 
 
 def _checked(data: Data, recipe: Recipe, held: Sequence[int]) -> Data:
@@ -268,18 +288,18 @@ def _shards(recipe: Recipe, data: Data, held: Sequence[int], held_out: float) ->
     if isinstance(data, Mapping):
         return {client: _own_shard(data[client], held_out, client, recipe.seed) for client in held}
     parts = partition(data, recipe.partition, recipe.clients, recipe.seed, held_out)
-    trains: dict[int, Images] = {}
+    trains: dict[int, Samples] = {}
     for shard in (parts[client] for client in held):
         if id(shard.train) not in trains:  # clients of a pooled cluster share one copy
             trains[id(shard.train)] = data.train.take(shard.train)
     return {client: _shard(recipe, data, parts[client], trains[id(parts[client].train)]) for client in held}
 
 
-def _shard(recipe: Recipe, dataset: Dataset, shard: Shard, train: Images) -> _Shard:
+def _shard(recipe: Recipe, dataset: Dataset, shard: Shard, train: Samples) -> _Shard:
     tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
     test = dataset.test.take(torch.cat(tests))
-    test = _joined(test, dataset.train.take(shard.held))
-    kind = dataset.classes, dataset.image, dataset.mean, dataset.std
+    test = test.joined(dataset.train.take(shard.held))
+    kind = dataset.classes, dataset.mean, dataset.std
     return _Shard(train, test, len(shard.test), len(shard.held), shard.cluster, *kind)
 
 
@@ -288,16 +308,9 @@ def _own_shard(dataset: Dataset, held_out: float, client: int, seed: int) -> _Sh
     train, test, held = dataset.train, dataset.test, 0
     if held_out:
         out = draw_held_out(train.labels, held_out, client, seed)
-        train, test, held = train.take(~out), _joined(test, train.take(out)), int(out.sum())
-    kind = dataset.classes, dataset.image, dataset.mean, dataset.std
+        train, test, held = train.take(~out), test.joined(train.take(out)), int(out.sum())
+    kind = dataset.classes, dataset.mean, dataset.std
     return _Shard(train, test, len(dataset.test), held, 0, *kind)
-
-
-def _joined(one: Images, other: Images) -> Images:
-    """The images of both, one after the other."""
-    if not len(other):
-        return one
-    return Images(torch.cat([one.pixels, other.pixels]), torch.cat([one.labels, other.labels]))
 
 
 def _check_given(data: Mapping[int, Dataset], held: Sequence[int], clients: int) -> None:
@@ -315,17 +328,18 @@ def _check_given(data: Mapping[int, Dataset], held: Sequence[int], clients: int)
             raise MaplError(f"data: got one for client {client!r}, but the recipe has clients 0 to {clients - 1}")
         if not isinstance(dataset, Dataset):
             raise MaplError(f"data: client {client} got a {type(dataset).__name__}, not a mapl.Dataset")
-        for split, images in (("training", dataset.train), ("test", dataset.test)):
-            if not len(images):
-                raise MaplError(f"data: client {client} has no {split} images")
+        for split, samples in (("training", dataset.train), ("test", dataset.test)):
+            if not len(samples):
+                raise MaplError(f"data: client {client} has no {split} {dataset.noun}")
 
 
 def _check_same_kind(data: Mapping[int, Dataset]) -> None:
-    """All clients need images of the same shape, classes and normalisation."""
-    kinds = {(d.classes, d.image, tuple(d.mean), tuple(d.std)): client for client, d in data.items()}
+    """All clients need samples of the same kind, shape, classes and normalisation."""
+    kinds = {(d.kind, d.classes, d.shape.facts, tuple(d.mean), tuple(d.std)): client for client, d in data.items()}
     if len(kinds) > 1:
         a, b = list(kinds.values())[:2]
-        raise MaplError(f"data: clients {a} and {b} differ in their classes, the shape of their images, mean or std")
+        what = data[a].noun
+        raise MaplError(f"data: clients {a} and {b} differ in their classes, the shape of their {what}, mean or std")
 
 
 def _clients(
@@ -339,7 +353,7 @@ def _clients(
         name = names[assigned[i]]
         check = name not in backbones
         backbone = backbones.setdefault(name, given.get(name) or _find_backbone(name)) if check else backbones[name]
-        model = build(name, backbone, recipe.model, shard.image, shard.classes, recipe.seed, i, method.uses(), check)
+        model = build(name, backbone, recipe.model, shard.shape, shard.classes, recipe.seed, i, method.uses(), check)
         client = Client(
             id=i,
             run=run,

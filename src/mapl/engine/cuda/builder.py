@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mapl.data.augment import Augmentation
+from mapl.data.kinds import Augmenting
 from mapl.engine.cuda import branches
 from mapl.engine.cuda.families import Family
 from mapl.engine.cuda.homes import Homes
@@ -35,7 +35,7 @@ class Builder:
 
     method: Method[Any]
     train: TrainSettings
-    augmentation: Augmentation
+    augmentation: Augmenting
     homes: Homes
     precision: torch.dtype | None
     together: int
@@ -87,7 +87,7 @@ class Builder:
         family.slots = []
 
     def _rehearse_views(self, pixels: Tensor) -> None:
-        if Views.fits(self.augmentation):
+        if Views.fits(self.augmentation, pixels.dtype):
             image, device = pixels[:1], self.homes.device
             nothing = torch.zeros(1, self.augmentation.uniforms_per_image, device=device)
             for dtype in {torch.float32, self.precision or torch.float32}:
@@ -135,7 +135,7 @@ class Builder:
         slot = Slot(
             self.method, self.train, first, family.layout, family.size, family.steps, group, device, self.precision
         )
-        if Views.fits(self.augmentation):
+        if Views.fits(self.augmentation, first.train.inputs.dtype):
             slot.views = Views(self.augmentation, device)
         slot.load([first], [self.homes.rows[first.id]], [self.homes.counters[first.id]])
         return slot

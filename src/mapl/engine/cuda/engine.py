@@ -88,8 +88,8 @@ class GroupedEngine(Engine):
             ) from error
 
     def _warm_up(self, families: list[Family], clients: list[Client]) -> None:
-        self.train_pool = Pool(self.device, {c.id: (c.train.pixels, c.train.labels) for c in clients})
-        self.test_pool = Pool(self.device, {c.id: (c.test.pixels, c.test.labels) for c in clients})
+        self.train_pool = Pool(self.device, {c.id: (c.train.inputs, c.train.labels) for c in clients})
+        self.test_pool = Pool(self.device, {c.id: (c.test.inputs, c.test.labels) for c in clients})
         builder = Builder(
             self.method, self.settings, self.augmentation, self.homes, self.precision, self.engine_settings.together,
             self.lanes,

@@ -77,7 +77,7 @@ def operations_of(client: Client) -> float:
     Torch's own counter loads its whole compiler, which takes seconds; and this is counted before models come to a GPU,
     which would load programs that nothing else runs.
     """
-    image = client.train.pixels[:2].float()
+    image = client.train.inputs[:2].float()
     counts: list[int] = []
 
     def count(layer: nn.Conv2d | nn.Linear, _: object, output: Tensor) -> None:

@@ -19,7 +19,7 @@ class Pool:
                 placed[which], total = total, total + len(labels)
             self.start[client] = placed[which]
         first = next(iter(images.values()))[0]
-        self.pixels = torch.empty((total, *first.shape[1:]), dtype=torch.uint8, device=device)
+        self.pixels = torch.empty((total, *first.shape[1:]), dtype=first.dtype, device=device)
         self.labels = torch.empty(total, dtype=torch.int64, device=device)
         self.length = {client: len(labels) for client, (_, labels) in images.items()}
         for client, (pixels, labels) in images.items():

@@ -27,7 +27,7 @@ class Room:
         dtype: torch.dtype,
     ):
         self.layout, self.size, self.group, self.device, self.dtype = layout, size, group, device, dtype
-        c, h, w = client.train.pixels.shape[1:]
+        c, h, w = client.train.shape
         self.flat = torch.zeros(size, layout.size, device=device)
         self.low = torch.zeros(size, layout.low, device=device, dtype=dtype) if layout.low else None
         frozen = layout.fixed - layout.parameters

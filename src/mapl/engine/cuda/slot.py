@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from mapl.client import Client
-from mapl.data.augment import Augmentation
+from mapl.data.kinds import Augmenting
 from mapl.engine.cuda.guards import no_draws
 from mapl.engine.cuda.kernels import account as kernels
 from mapl.engine.cuda.kernels.launch import launch
@@ -199,7 +199,7 @@ class Slot(Room):
     # Tests
 
     def answers_at(
-        self, names: tuple[str, ...], pool: Tensor, augmentation: Augmentation, places: Tensor
+        self, names: tuple[str, ...], pool: Tensor, augmentation: Augmenting, places: Tensor
     ) -> dict[str, Tensor]:
         """What networks make of images of a pool, (n_clients, n, …) each; places: of the images, (n_clients, n)."""
         if names not in self._answers:
@@ -210,7 +210,7 @@ class Slot(Room):
 class _Answers:
     """Outputs of some networks for images of a pool, `number` of each member at a time; captured at once."""
 
-    def __init__(self, slot: Slot, names: tuple[str, ...], pool: Tensor, augmentation: Augmentation, number: int):
+    def __init__(self, slot: Slot, names: tuple[str, ...], pool: Tensor, augmentation: Augmenting, number: int):
         self._slot, self._names, self._pool, self._augmentation = slot, names, pool, augmentation
         self._places = torch.zeros(slot.size, number, dtype=torch.int64, device=slot.device)
         self._forward()

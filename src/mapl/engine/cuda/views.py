@@ -11,11 +11,13 @@ more, to a second kernel. All settings are constants of the compiled kernel: wha
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from mapl.data.augment import CROP_TRIES, Augmentation, blur_kernel_size
+from mapl.data.kinds import Augmenting
 from mapl.engine.cuda.kernels.blur import blur_kernel
 from mapl.engine.cuda.kernels.views import view_kernel
 
@@ -68,8 +70,10 @@ class Views:
         }
 
     @staticmethod
-    def fits(augmentation: Augmentation) -> bool:
-        """Whether the kernels can do it: 1 or 3 channels and at most 4096 pixels. All settings are supported."""
+    def fits(augmentation: Augmenting, dtype: torch.dtype = torch.uint8) -> TypeGuard[Augmentation]:
+        """Whether the kernels can do it: bytes, 1 or 3 channels, at most 4096 pixels. All settings are supported."""
+        if not isinstance(augmentation, Augmentation) or dtype != torch.uint8:
+            return False
         channels, height, width = augmentation.shape
         return channels in (1, 3) and height * width <= LARGEST_IMAGE
 
