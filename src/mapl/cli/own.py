@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from mapl.names import printable
-from mapl.shape import told
 from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
@@ -65,6 +64,8 @@ def introduced(recipe: Recipe) -> list[str]:
 
 def sentence(dataset: Dataset) -> str:
     """How much there is of what."""
+    from mapl.shape import told  # brings torch
+
     counted = f"{len(dataset.train):,} training and {len(dataset.test):,} test"
     return f"{counted} {told(dataset.shape)} in {dataset.classes} classes"
 
