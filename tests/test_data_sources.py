@@ -605,8 +605,9 @@ def test_mean_and_std_of_images_without_any_contrast() -> None:
 
 def test_own_data_need_a_place() -> None:
     for name in ("folder", "npz"):
-        with pytest.raises(MaplError, match=rf"data set '{name}' is your own.*--set data.folder=PATH"):
+        with pytest.raises(MaplError, match=rf"data set '{name}' is your own.*\"folder\": …") as caught:
             load(name, None)
+        assert "--set data.folder=PATH" in caught.value.shell
 
 
 def test_where_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

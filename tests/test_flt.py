@@ -180,7 +180,7 @@ def test_each_client_gets_the_average_of_its_relations_weighted_by_samples(absen
 
 
 def server(image: tuple[int, int, int], seed: int) -> Server:
-    return Server(id=4, run="0" * 16, seed=seed, image=image, shapes=Shapes(10, 12, 0), data_folder=None)
+    return Server(id=4, run="0" * 16, seed=seed, shape=image, shapes=Shapes(10, 12, 0), data_folder=None)
 
 
 @pytest.mark.parametrize(("source", "image"), [("synthetic", (3, 6, 6)), ("digits", (1, 8, 8))])

@@ -312,7 +312,7 @@ def test_what_cannot_be_resumed_by_a_part(tmp_path: Path) -> None:
             resume_part(part, where)
     for part, words in (
         (used, "has played 2 rounds already"),
-        (build_part(made, holds=[1]), "exists already; resume it"),
+        (build_part(made, holds=[1]), "exists already; continue it"),
         (build_part(made, holds=[2]), "is a run of other clients"),
     ):
         with pytest.raises(MaplError, match=words):

@@ -203,5 +203,5 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(name, 
     Path("runs.csv").mkdir()
     result = CliRunner().invoke(app, ["compare", "there-is-no-run", "--to", name])
     assert isinstance(result.exception, mapl.MaplError)
-    assert f"--to '{name}'" in str(result.exception)
+    assert f"'{name}'" in str(result.exception)
     assert set(KINDS) == {".csv", ".parquet", ".md", ".tex"}

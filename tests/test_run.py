@@ -369,7 +369,7 @@ PAIRS = TensorDataset(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4,
         ({"backbones": [Tiny]}, "backbones: got a list"),
         (
             {"backbones": {"mine": lambda image: Tiny(image, 12)}},
-            r"'mine' cannot be called with \(image shape, embedding\)",
+            r"'mine' cannot be called with \(shape, embedding\)",
         ),
         ({"backbones": {"mine": nn.Linear(2, 2)}}, "'mine' is a network"),
         ({"backbones": {"mine": "mlp"}}, "'mine' cannot be called"),

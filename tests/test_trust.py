@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -116,6 +117,12 @@ def cli(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def said(result: Result) -> str:
+    """The sentence that a command would end with."""
+    assert isinstance(result.exception, MaplError), result.output
+    return result.exception.shell
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_command_imports_what_only_a_folder_names(kind, here, sent):
     folder = sent(kind)
@@ -133,8 +140,7 @@ def test_no_command_imports_what_only_a_folder_names(kind, here, sent):
         assert is_untouched(here), command
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     for command in (("export", folder, "--to", "models"), ("resume", folder)):
-        with pytest.raises(MaplError, match=rf"'{kind.split()[0]}'.*--trust"):
-            raise cli(*command).exception
+        assert re.search(rf"'{kind.split()[0]}'.*--trust", said(cli(*command)))
         assert is_untouched(here), command
     assert not Path("models").exists()
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
@@ -211,8 +217,7 @@ def test_what_the_user_names_is_imported(here, sent):
 
 def test_the_data_of_a_recipe_file_are_shown_without_its_code(here):
     Path("recipe.toml").write_text('data = "theirs:Data"\n')
-    with pytest.raises(MaplError, match=r"'theirs:Data'.*--trust"):
-        raise cli("data", "show", "recipe.toml").exception
+    assert re.search(r"'theirs:Data'.*--trust", said(cli("data", "show", "recipe.toml")))
     assert is_untouched(here)
     assert cli("data", "show", "recipe.toml", "--trust").exit_code == 0
     assert (here / "marker").exists()

@@ -25,11 +25,11 @@ def check_kinds(paths: Sequence[Path]) -> None:
     """Refuse a file that could not be written, before anything is."""
     for path in paths:
         if path.suffix not in KINDS:
-            raise MaplError(f"--to {str(path)!r}: the name should end in {', '.join(KINDS)}")
+            raise MaplError(f"{str(path)!r}: the name should end in {', '.join(KINDS)}")
         if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-            raise MaplError(f"--to {str(path)!r}: Parquet needs pyarrow, which is not installed: pip install pyarrow")
+            raise MaplError(f"{str(path)!r}: Parquet needs pyarrow, which is not installed: pip install pyarrow")
         if path.is_dir() or not path.parent.is_dir():
-            raise MaplError(f"--to {str(path)!r}: {'it is a folder' if path.is_dir() else 'there is no such folder'}")
+            raise MaplError(f"{str(path)!r}: {'it is a folder' if path.is_dir() else 'there is no such folder'}")
 
 
 def write_comparison(path: Path, arms: Sequence[Arm], found: Sequence[Difference]) -> list[Path]:

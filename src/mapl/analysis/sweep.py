@@ -112,7 +112,7 @@ def _apart_from_seed(recipe: Recipe) -> str:
 def _found(out: Path) -> _Folders:
     """The runs that are in a folder already. What cannot be read, or is only a part of a network, is passed over."""
     if (out / RECIPE).exists():
-        raise MaplError(f"{str(out)!r} is the folder of a run, so no runs go into it: choose another --out")
+        raise MaplError(f"{str(out)!r} is the folder of a run, so no runs go into it: choose another folder")
     folders = _Folders(out)
     for folder in runs_below(out):
         folders.taken.add(folder)

@@ -391,8 +391,9 @@ def _find_backbone(name: str) -> Backbone:
     try:
         return find_backbone(name)
     except MaplError as error:
-        hint = "" if ":" in name else " If it was given in Python, pass it again, as backbones={…}."
-        raise MaplError(f"{error}{hint}") from error
+        if ":" in name:
+            raise
+        raise MaplError(f"{error} If it was given in Python, pass it again, as backbones={{…}}.") from error
 
 
 def _check_alike(part: Part) -> None:
