@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from mapl.cli import compare, data, demo, export, identity, join, look, network, peer, runs, watch
+from mapl.cli import compare, completion, data, demo, export, identity, join, look, network, peer, runs, watch
 from mapl.errors import MaplError
 from mapl.paper import commands as paper
 from mapl.terminal import messages
@@ -25,20 +25,20 @@ app = typer.Typer(
     help="""Train personalised models together, peer to peer. There is no server, and every client has its own data and
 its own architecture.
 
-\b
-[bold]mapl demo[/bold]                    see it work, in a few minutes
+[bold]mapl demo --quick[/bold]            see it work, in a minute or two
 [bold]mapl run[/bold]                     train MAPL on handwritten digits, into runs/
-[bold]mapl run --topology none[/bold]     the control arm: no communication
-[bold]mapl compare runs/digits-*[/bold]   what communication gained
+[bold]mapl run --data photos[/bold]       train on your own images
+[bold]mapl run --method local,mapl,courier --seeds 5[/bold]
+                            several methods and seeds, compared
+[bold]mapl compare runs[/bold]            what communication gained, in numbers
+[bold]mapl report runs[/bold]             the same with figures, as a page
 [bold]mapl watch[/bold]                   a page on which one sees runs happen
-[bold]mapl report runs/digits-*[/bold]    the same with figures, as a page
 [bold]mapl show --method mapl+[/bold]     every setting; change any: --set KEY=VALUE
 
 [bold]mapl COMMAND --help[/bold] explains a command.""",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -85,7 +85,10 @@ def run_app() -> None:
             # A terminal or a pipe that is not UTF-8 shows "?" for what it does not have, such as "±".
             stream.reconfigure(errors="replace")
     try:
-        app()
+        if sys.argv[1:2] == [completion.OPTION]:
+            completion.install(app)
+        # `python -m mapl` is called mapl too: for a shell that completes commands, the name of the program is one word.
+        app(prog_name="mapl")
     except MaplError as error:
         messages.error(error)
         sys.exit(error.status)

@@ -35,16 +35,23 @@ def compare_command(
 ) -> None:
     """Compare runs: accuracy, collaboration gain, messages, bytes, time.
 
-    Runs that differ only in their seed share a row. The collaboration gain is the accuracy minus that of the control
-    arm: the same recipe, data and seed, trained with [bold]--topology none[/bold]. Give those runs too.
+    Runs that differ only in their seed share a row. The collaboration gain is the
+    accuracy minus that of the control arm: the same recipe, data and seed,
+    trained with [bold]--topology none[/bold]. Give those runs too.
 
-    Methods are also compared with each other, in pairs with equal seeds, corrected for how many comparisons there are
-    (Holm's method).
+    Methods are also compared with each other, in pairs with equal seeds,
+    corrected for how many comparisons there are (Holm's method).
 
-    Below the tables: over how many pairs each gain is, and every setting in which the rows differ beside the method.
+    Below the tables: over how many pairs each gain is, and every setting in which
+    the rows differ beside the method.
 
-    If there are also runs with [bold]--topology none --set partition.pooled=true[/bold], which train on all data of
-    their cluster, the table shows how much of the way from the control to them an arm has made.
+    If there are also runs with [bold]--topology none --set
+    partition.pooled=true[/bold], which train on all data of their cluster, the
+    table shows how much of the way from the control to them an arm has made.
+
+    [bold]mapl compare runs[/bold]                  all runs in a folder
+    [bold]mapl compare runs/digits-*[/bold]         some of them
+    [bold]mapl compare runs --to table.csv[/bold]   also as a file
     """
     from mapl.analysis.files import check_kinds, write_comparison
 

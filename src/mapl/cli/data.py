@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from mapl.data.published import Published
 
 app = typer.Typer(
-    help="List, download and check data sets, and see how they are divided among clients.", no_args_is_help=True
+    help="""List, download and check data sets, and see how they are divided among clients.
+
+[bold]mapl data check photos[/bold]         your own images: what is there, and what is wrong
+[bold]mapl data show --data photos[/bold]   who would have what
+[bold]mapl data get fashionmnist[/bold]     download a published data set""",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 
 WIDEST = 30
@@ -50,7 +56,10 @@ FolderOption = Annotated[
 
 @app.command("list")
 def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """List the data sets, and whether their files are there."""
+    """List the data sets, and whether their files are there.
+
+    [bold]mapl data list[/bold]
+    """
     import mapl.data.sources
     from mapl.data.dataset import DataSettings
     from mapl.plugins import known, summary
@@ -85,7 +94,10 @@ def get_command(
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 30.0,
 ) -> None:
-    """Download a data set, check its files, and unpack them. An interrupted download is resumed."""
+    """Download a data set, check its files, and unpack them. An interrupted download is resumed.
+
+    [bold]mapl data get fashionmnist[/bold]
+    """
     from mapl.data.dataset import DataSettings
     from mapl.data.download import get
 
@@ -102,7 +114,11 @@ def get_command(
 
 @app.command("check")
 def check_command(name: NameArgument, folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """Read a whole data set and check it: shapes, labels, images per class, checksums."""
+    """Read a whole data set and check it: shapes, labels, images per class, checksums.
+
+    [bold]mapl data check fashionmnist[/bold]
+    [bold]mapl data check photos[/bold]         your own folder or file
+    """
     from mapl.data.dataset import DataSettings
     from mapl.data.own import located
 
@@ -151,6 +167,9 @@ def show_command(
     """Show how a recipe divides the data: training images per client and class.
 
     Takes the same recipes and settings as [bold]mapl run[/bold].
+
+    [bold]mapl data show --data photos --clients 5[/bold]
+    [bold]mapl data show --scenario 2 --png division.png[/bold]
     """
     from mapl.data.partition import partition
     from mapl.runs.part import load_data

@@ -52,8 +52,12 @@ def demo(
 ) -> None:
     """See clients learn from each other: ten of them, four architectures, handwritten digits, about five minutes.
 
-    Trains couriers, MAPL and MAPL+ with their control arms and Local, prints what letters add, and writes a report.
-    After Ctrl-C the same command continues where it stopped; finished runs are not repeated.
+    Trains couriers, MAPL and MAPL+ with their control arms and Local, prints what
+    letters add, and writes a report. After Ctrl-C the same command continues
+    where it stopped; finished runs are not repeated.
+
+    [bold]mapl demo[/bold]             five seeds: enough to say what letters add
+    [bold]mapl demo --quick[/bold]     two seeds, few rounds: only to see that it works
     """
     from mapl.runs.history import load
 

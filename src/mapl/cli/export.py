@@ -43,7 +43,6 @@ def export_command(
 ) -> None:
     """Write the clients' trained models to files, to use them elsewhere.
 
-    \b
     [bold]mapl export runs/mine --to models[/bold]
         the weights of all clients
     [bold]mapl export runs/mine --to models --client 3 --format torch-export[/bold]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="""Make a network of peers, invite members, join, and put members out.
 
-\b
 [bold]mapl identity create-network clinics --me alice --host 192.168.1.10[/bold]
     alice's machine: a new network, and her own identity in it; then mapl peer init
 [bold]mapl identity invite clinics bob --at 192.168.1.10:7447[/bold]
@@ -57,7 +56,10 @@ def create_command(
 ) -> None:
     """Make a network, with an authority of its own, and your identity in it.
 
-    The folder has the authority's key, [bold]ca.key[/bold]. Whoever has it can invite and revoke members.
+    The folder has the authority's key, [bold]ca.key[/bold]. Whoever has it can
+    invite and revoke members.
+
+    [bold]mapl identity create-network clinics --me alice --host 192.168.1.10[/bold]
     """
     from mapl.peer.authority import create_network
 
@@ -85,7 +87,12 @@ def invite_command(
 ) -> None:
     """Write NAME.invitation, with which one new member can join once.
 
-    It is a secret: whoever has it can join as NAME. Send it by a way that you trust.
+    It is a secret: whoever has it can join as NAME. Send it by a way that you
+    trust.
+
+    [bold]mapl identity invite clinics bob --at 192.168.1.10:7447[/bold]
+    [bold]mapl identity invite clinics bob --at 192.168.1.10:7447 --again[/bold]
+        bob has lost his folder, or his certificate ends
     """
     from mapl.peer.authority import invite
     from mapl.peer.identity import Identity
@@ -104,7 +111,10 @@ def serve_command(
     folder: Folder,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen at; 0.0.0.0 is every address of this machine.")],
 ) -> None:
-    """Sign certificates for whoever has an invitation, until Ctrl-C. A running peer of the authority does so too."""
+    """Sign certificates for whoever has an invitation, until Ctrl-C. A running peer of the authority does so too.
+
+    [bold]mapl identity serve clinics --listen 0.0.0.0:7447[/bold]
+    """
     from mapl.peer.enrolment import Enrolment
     from mapl.peer.names import join_address, split_address
 
@@ -120,7 +130,10 @@ def join_command(
     host: HostsOption,
     out: OutOption = None,
 ) -> None:
-    """Join a network with an invitation. The key is made here, and never leaves this machine."""
+    """Join a network with an invitation. The key is made here, and never leaves this machine.
+
+    [bold]mapl identity join bob.invitation --host 192.168.1.11[/bold]
+    """
     from mapl.peer.invitations import Invitation
     from mapl.peer.joining import join
 
@@ -138,7 +151,10 @@ def _who(identity: Identity) -> str:
 
 @app.command("list")
 def list_command(folder: Folder, as_json: JsonOption = False) -> None:
-    """List the members that this identity knows, who was revoked, and invitations that nobody has used."""
+    """List the members that this identity knows, who was revoked, and invitations that nobody has used.
+
+    [bold]mapl identity list clinics[/bold]
+    """
     from mapl.peer.identity import Identity
 
     identity = Identity.load(folder)
@@ -192,9 +208,12 @@ def revoke_command(
 ) -> None:
     """Put a member out for good, or withdraw an invitation that nobody has used.
 
-    The name of a member that was put out is never used again; its number is free for another.
+    The name of a member that was put out is never used again; its number is free
+    for another.
 
     Running peers of the network take it in as soon as this peer tells them.
+
+    [bold]mapl identity revoke clinics bob[/bold]
     """
     from mapl.peer.authority import revoke
     from mapl.peer.identity import Identity

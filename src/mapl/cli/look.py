@@ -11,6 +11,7 @@ import typer
 
 from mapl import plugins
 from mapl.cli.compare import Folders, load_runs
+from mapl.cli.named import NAMED
 from mapl.cli.recipe_options import (
     ClientsOption,
     DataOption,
@@ -35,7 +36,11 @@ def report_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the page. Default: the first run's.")] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Write a self-contained page about runs (report.html), and its figures as PNG files."""
+    """Write a self-contained page about runs (report.html), and its figures as PNG files.
+
+    [bold]mapl report runs/mine[/bold]             one run
+    [bold]mapl report runs --out comparison[/bold]   all runs, side by side
+    """
     from mapl.report import write_report
 
     with plugins.looking(trust):
@@ -63,37 +68,30 @@ def _described(run: Record) -> str:
     return f"{what}: {len(run.rounds)} of {recipe.rounds} rounds{accuracy}"
 
 
-def _room(name: str) -> Callable[[], dict[str, str]]:
-    return lambda: {name: entry.summary for name, entry in plugins.index(name).items()}
+LISTS: dict[str, Callable[[], dict[str, str]]] = {**NAMED, "runs": _runs}
+"""What `mapl list` lists."""
 
 
-def _paper() -> dict[str, str]:
-    from mapl.paper.tables import listing
-
-    return listing()
-
-
-LISTS: dict[str, Callable[[], dict[str, str]]] = {
-    "methods": _room("mapl.methods"),
-    "backbones": _room("mapl.backbones"),
-    "data": _room("mapl.data.sources"),
-    "scenarios": lambda: plugins.table("mapl.data.partition", "SCENARIOS"),
-    "topologies": lambda: plugins.table("mapl.network.topology", "TOPOLOGIES"),
-    "writers": _room("mapl.runs.writers"),
-    "paper": _paper,
-    "runs": _runs,
-}
-"""What each list has: names, and a sentence about each. None of them imports what it lists, which would be slow."""
+def _lists(incomplete: str) -> list[str]:
+    return [name for name in LISTS if name.startswith(incomplete)]
 
 
 def list_command(
     what: Annotated[
         str,
-        typer.Argument(help="methods, backbones, data, scenarios, topologies, writers, paper or runs.", metavar="WHAT"),
+        typer.Argument(
+            help="methods, backbones, data, scenarios, topologies, writers, paper or runs.",
+            metavar="WHAT",
+            autocompletion=_lists,
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """List the names that a recipe can use, each with a short description; or the runs in runs/."""
+    """List the names that a recipe can use, each with a short description; or the runs in runs/.
+
+    [bold]mapl list methods[/bold]   what --method takes
+    [bold]mapl list runs[/bold]      what is in runs/
+    """
     if what not in LISTS:
         raise unknown("list", what, LISTS)
     entries = LISTS[what]()
@@ -122,7 +120,12 @@ def show_command(
 ) -> None:
     """Print the whole recipe that mapl run would train with, and where each value comes from.
 
-    Takes the same arguments as [bold]mapl run[/bold]. The output is itself a recipe file.
+    Takes the same arguments as [bold]mapl run[/bold]. The output is itself a
+    recipe file.
+
+    [bold]mapl show[/bold]                                    what mapl run would train
+    [bold]mapl show --method courier --clients 20[/bold]
+    [bold]mapl show --set partition.shots=5 > mine.toml[/bold]   a recipe to edit
     """
     from mapl.analysis.privacy import planned
     from mapl.recipe import to_toml

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="""Run a network of real peers on this machine: a process each, over QUIC with mutual TLS.
 
-\b
 [bold]mapl network up --peers 5[/bold]                        couriers on handwritten digits
 [bold]mapl network up recipe.toml --out networks/mine[/bold]  your recipe""",
     no_args_is_help=True,
@@ -61,8 +60,12 @@ def up_command(
 ) -> None:
     """Start a process for each client of a recipe, show them live, and report as for a simulated run.
 
-    Every peer has an identity, a settings file and a folder of its own under --out. After Ctrl-C the same command goes
-    on where they stopped. With default settings the result equals that of `mapl run`, to the bit.
+    Every peer has an identity, a settings file and a folder of its own under
+    --out. After Ctrl-C the same command goes on where they stopped. With default
+    settings the result equals that of `mapl run`, to the bit.
+
+    [bold]mapl network up --peers 5[/bold]
+    [bold]mapl network up recipe.toml --out networks/mine[/bold]
     """
     from mapl.peer.local import LocalNetwork, name_of
 

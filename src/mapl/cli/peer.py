@@ -24,13 +24,14 @@ from mapl.terminal.options import JsonOption, TrustOption
 app = typer.Typer(
     help="""Train with other peers over a real network: your data and your model stay on this machine.
 
-\b
-[bold]mapl identity join bob.invitation --host 192.168.1.11[/bold]   be a member (mapl identity --help)
-[bold]mapl peer init --identity clinics --data photos[/bold]   write PEER.toml, and say what will leave this machine
+[bold]mapl identity join bob.invitation --host 192.168.1.11[/bold]
+    be a member (mapl identity --help)
+[bold]mapl peer init --identity clinics --data photos[/bold]
+    write PEER.toml, and say what will leave this machine
 [bold]mapl peer run PEER.toml[/bold]      train; Ctrl-C saves, and the same command goes on
 [bold]mapl peer status PEER.toml[/bold]   round, neighbours, letters, accuracy
 [bold]mapl peer watch PEER.toml[/bold]    the same, live
-[bold]mapl peer alone PEER.toml[/bold]    the same training without letters, and what the letters gained
+[bold]mapl peer alone PEER.toml[/bold]    the same training without letters, and their gain
 [bold]mapl peer export PEER.toml[/bold]   the trained model, to use it elsewhere""",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -68,8 +69,12 @@ def init_command(
 ) -> None:
     """Write PEER.toml for your data, and say what was found and what would leave this machine.
 
-    Members who bring their own data have to number classes alike. The first one to use --data is the network's
-    authority: its classes become the network's, and invitations made afterwards carry them.
+    Members who bring their own data have to number classes alike. The first one
+    to use --data is the network's authority: its classes become the network's,
+    and invitations made afterwards carry them.
+
+    [bold]mapl peer init --identity clinics --data photos[/bold]
+    [bold]mapl peer init --identity clinics --data photos --backbone resnet18[/bold]
     """
     from mapl.cli.new_peer import described
     from mapl.peer.init import prepare
@@ -92,8 +97,11 @@ def init_command(
 def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_json: RoundsJsonOption = False) -> None:
     """Train this peer's client to the last round of the network's recipe.
 
-    After Ctrl-C, a crash or kill -9 the same command goes on where it stopped. The peer waits for letters of others as
-    \\[wait] in PEER.toml says, and goes on without those that do not come.
+    After Ctrl-C, a crash or kill -9 the same command goes on where it stopped.
+    The peer waits for letters of others as \\[wait] in PEER.toml says, and goes
+    on without those that do not come.
+
+    [bold]mapl peer run PEER.toml[/bold]
     """
     from mapl.peer.identity import Identity
     from mapl.peer.process import run_peer
@@ -123,7 +131,10 @@ def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_j
 def alone_command(file: File = Path("PEER.toml"), trust: TrustOption = False) -> None:
     """Train this peer's control arm: the same data, seed and first weights, but no letters. Then say the gain.
 
-    It needs no network and writes beside the peer's own run. After Ctrl-C the same command goes on.
+    It needs no network and writes beside the peer's own run. After Ctrl-C the
+    same command goes on.
+
+    [bold]mapl peer alone PEER.toml[/bold]
     """
     from mapl.peer.alone import gain, run_alone
     from mapl.peer.identity import Identity
@@ -153,7 +164,10 @@ def export_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Write the model that this peer has trained to a file, to use it elsewhere (mapl export)."""
+    """Write the model that this peer has trained to a file, to use it elsewhere (mapl export).
+
+    [bold]mapl peer export PEER.toml --to model[/bold]
+    """
     from mapl.peer.identity import Identity
     from mapl.peer.process import believing, own_data
     from mapl.peer.settings import read_settings
@@ -176,7 +190,10 @@ def status_command(
     files: Annotated[list[Path], typer.Argument(help="Settings of peers on this machine.", metavar="PEER.toml...")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a peer is: its round, whom it listens to, letters in and out, refused ones and why, accuracy."""
+    """Show how a peer is: its round, whom it listens to, letters in and out, refused ones and why, accuracy.
+
+    [bold]mapl peer status PEER.toml[/bold]
+    """
     trees = _statuses(files)
     if as_json:
         print(json.dumps(trees if len(trees) > 1 else trees[0]))
@@ -190,7 +207,10 @@ def watch_command(
     files: Annotated[list[Path], typer.Argument(help="Settings of peers on this machine.", metavar="PEER.toml...")],
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
 ) -> None:
-    """Show peers live, until all of them are done or Ctrl-C."""
+    """Show peers live, until all of them are done or Ctrl-C.
+
+    [bold]mapl peer watch PEER.toml[/bold]
+    """
     try:
         with Live(Group(), console=console(), refresh_per_second=4) as live:
             while True:

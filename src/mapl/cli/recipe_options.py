@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mapl.cli.named import completing
+
 if TYPE_CHECKING:
     from mapl.recipe import Provenance, Recipe, Tree
 
@@ -16,15 +18,26 @@ RecipeArgument = Annotated[
     Path | None,
     typer.Argument(help="A recipe file (TOML), or paper:CELL (mapl list paper). Default: handwritten digits."),
 ]
-MethodOption = Annotated[str | None, typer.Option(help="A method (mapl list methods), or package.module:Name.")]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(help="A method (mapl list methods), or package.module:Name.", autocompletion=completing("methods")),
+]
 DataOption = Annotated[
-    str | None, typer.Option(help="A data set (mapl list data), your own folder or file, or package.module:Name.")
+    str | None,
+    typer.Option(
+        help="A data set (mapl list data), your own folder or file, or package.module:Name.",
+        autocompletion=completing("data"),
+    ),
 ]
 ScenarioOption = Annotated[int | None, typer.Option(help="The paper's scenario, 1 to 4 (mapl list scenarios).")]
 ClientsOption = Annotated[int | None, typer.Option(help="Number of clients.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Number of rounds.")]
 TopologyOption = Annotated[
-    str | None, typer.Option(help="Who can reach whom (mapl list topologies). 'none' is the control arm.")
+    str | None,
+    typer.Option(
+        help="Who can reach whom (mapl list topologies). 'none' is the control arm.",
+        autocompletion=completing("topologies"),
+    ),
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of all random draws.")]
 

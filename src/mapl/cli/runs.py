@@ -76,14 +76,15 @@ def run_command(
 ) -> None:
     """Train as a recipe says, and save the run in runs/. Ctrl-C or SIGTERM saves and stops.
 
-    Several methods, values or seeds (see below) are several runs, side by side, with their control arms, and end with
-    a table that compares them. After a stop or a crash the same command goes on; what is done is not repeated.
+    Several methods, values or seeds (the last examples) are several runs, side by
+    side, with their control arms, and end with a table that compares them. After
+    a stop or a crash the same command goes on; what is done is not repeated.
 
-    A recipe can name code (package.module:Name), which is imported and run: trust a recipe file as you would a script.
+    A recipe can name code (package.module:Name), which is imported and run: trust
+    a recipe file as you would a script.
 
-    \b
     [bold]mapl run[/bold]                     MAPL on handwritten digits
-    [bold]mapl run --data photos[/bold]       your own images: a folder with a folder for each class
+    [bold]mapl run --data photos[/bold]       your own images: a folder for each class
     [bold]mapl run --topology none[/bold]     the control arm: no communication
     [bold]mapl run --method mapl+ --scenario 2 --clients 20[/bold]
     [bold]mapl run my.toml --seed 1 --set partition.shots=5[/bold]
@@ -150,6 +151,9 @@ def resume_command(
     """Continue a run that was stopped or killed, from its newest intact checkpoint.
 
     The result is the same as if it had never stopped.
+
+    [bold]mapl resume runs/mine[/bold]                go on to the recipe's last round
+    [bold]mapl resume runs/mine --rounds 400[/bold]   or beyond it
     """
     from mapl.runs.history import load_recipe
     from mapl.runs.run import resume

@@ -28,8 +28,12 @@ def watch_command(
 ) -> None:
     """Open a page on which one sees runs happen: the network as it moves, accuracy, letters, time left.
 
-    It follows runs that are under way and opens finished ones. Only this machine can reach it, at the address that is
-    printed. Ctrl-C ends it, and changes nothing about the runs.
+    It follows runs that are under way and opens finished ones. Only this machine
+    can reach it, at the address that is printed. Ctrl-C ends it, and changes
+    nothing about the runs.
+
+    [bold]mapl watch[/bold]             all runs in runs/
+    [bold]mapl watch runs/mine[/bold]   one run, with its control arm if it is there
     """
     from mapl.live.server import Server
 

@@ -64,10 +64,16 @@ def reproduce_command(
 ) -> None:
     """Run a table or figure of the paper again: published numbers, ours, and each method's control arm.
 
-    Examples: [bold]mapl reproduce res_hetero --scale smoke[/bold] tries everything in minutes;
-    [bold]mapl reproduce res_hetero --rows 1 --columns CIFAR10 --seeds 3[/bold] is one column of a scenario;
-    what was stopped goes on with the same command; [bold]mapl reproduce --page[/bold] writes the page of what there is;
-    [bold]mapl reproduce --next --budget-minutes 25[/bold] fills half an hour with what is worth most.
+    What was stopped goes on with the same command.
+
+    [bold]mapl reproduce res_hetero --scale smoke[/bold]
+        tries everything, in minutes
+    [bold]mapl reproduce res_hetero --rows 1 --columns CIFAR10 --seeds 3[/bold]
+        one column of a scenario
+    [bold]mapl reproduce --page[/bold]
+        writes the page of what there is
+    [bold]mapl reproduce --next --budget-minutes 25[/bold]
+        fills half an hour with what is worth most
     """
     from mapl.paper import complexity
     from mapl.paper.carry_out import opened
