@@ -128,7 +128,7 @@ def test_held_out_images_are_neither_trained_on_nor_tests(all_images: bool, give
         assert set(labels.tolist()) == set(client.train.labels.tolist())
         assert torch.equal(labels, NUMBERED.train.labels[held])
         assert torch.equal(client.train.labels, NUMBERED.train.labels[train])
-        assert len(tests) == part.engine.evaluate_all([client])[0].shape[1] == len(part.engine.embed(client))
+        assert len(tests) == part.engine.evaluate_all([client])[0].predicted.shape[1] == len(part.engine.embed(client))
         assert client.tests == (36 if given_to_each else 4)
         assert set(tests.tolist()) <= set(range(36))
         assert torch.equal(client.test.labels[: len(tests)], NUMBERED.test.labels[tests])

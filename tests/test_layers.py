@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "mapl"
 LAYERS = [
     {"errors"},
     {"keys", "names", "contents", "plugins", "clock", "shape"},
-    {"losses"},
+    {"losses", "measures"},
     {"collaboration", "kinship", "mixing"},
     {"network", "data"},
     {"backbones"},

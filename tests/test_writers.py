@@ -16,6 +16,7 @@ import mapl
 import mapl.runs.writers
 from conftest import small
 from mapl import MaplError, Recipe
+from mapl.measures import METRICS
 from mapl.plugins import known
 from mapl.runs.history import Round
 from mapl.runs.writers import open_writers
@@ -68,7 +69,10 @@ def test_the_tables_of_a_run(tmp_path: Path) -> None:
     record = mapl.run(recipe, folder, observers=open_writers(["csv"], folder))
     table = rows(folder / "rounds.csv")
     terms = [f"loss_{term}" for term in record.rounds[0].losses]
-    assert list(table[0]) == ["round", "accuracy", "std", "messages", "bytes", "seconds", *terms]
+    assert list(table[0]) == [
+        *("round", "accuracy", "std", *METRICS[1:]),
+        *("messages", "bytes", "seconds", *terms),
+    ]
     assert [row["accuracy"] == "" for row in table] == [True, False, False]
     assert float(table[-1]["accuracy"]) == pytest.approx(record.mean)
     assert float(table[-1]["std"]) == pytest.approx(record.std)

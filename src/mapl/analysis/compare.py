@@ -1,8 +1,9 @@
-"""Runs side by side: accuracy, cost and collaboration gain.
+"""Runs side by side: accuracy, other measures, cost and collaboration gain.
 
-The collaboration gain of an arm is its accuracy minus that of its control: the same settings, data and seed on the
-empty network, after as many rounds. Shards and initial weights are equal in both, so the difference is what the letters
-add. What is the same is said in one place, `Recipe.settings`, and the data count by their content (`Record.data`).
+The collaboration gain of an arm is its accuracy (or another metric of `mapl.measures`) minus that of its control: the
+same settings, data and seed on the empty network, after as many rounds. Shards and initial weights are equal in both,
+so the difference is what the letters add. What is the same is said in one place, `Recipe.settings`, and the data count
+by their content (`Record.data`).
 
 A part of a network is an arm of its own, and in no pair: its mean is over other clients than that of any other run.
 
@@ -22,6 +23,8 @@ from typing import Any
 from mapl.analysis.clusters import share_inside
 from mapl.analysis.control import ceilings, is_ceiling, is_control, never_read, twins
 from mapl.analysis.labels import labels_of
+from mapl.errors import unknown
+from mapl.measures import LOWER_IS_BETTER, METRICS, TITLES, Metric
 from mapl.recipe import Recipe, flat, has_letters
 from mapl.runs.history import Record, part_of
 
@@ -82,6 +85,10 @@ class Arm:
     """Whether its runs are parts of a network."""
     pairs: int = 0
     """Over how many pairs of runs the gain is: seeds that its control has as well, tested in the same round."""
+    metric: Metric = "accuracy"
+    """What gain, room and share are of."""
+    measures: dict[Metric, Estimate] = field(default_factory=dict)
+    """The other metrics at the last test, over seeds, as far as all runs have them."""
     differs: dict[str, Any] = field(default_factory=dict)
     """Its values of the settings in which the arms differ, apart from the method."""
 
@@ -91,6 +98,11 @@ class Arm:
         if self.room is None:
             return ""
         return "no room" if self.share is None else f"{self.share.text()} %"
+
+    @property
+    def value(self) -> Estimate:
+        """The metric at the last test, over seeds."""
+        return self.accuracy if self.metric == "accuracy" else self.measures[self.metric]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -159,8 +171,13 @@ def _age(runs: Sequence[Record]) -> str:
     return f"{span} of {runs[0].recipe.rounds} rounds"
 
 
-def compare(records: Sequence[Record]) -> list[Arm]:
-    """The runs as arms, in the order first given. Runs that have not been tested are left out."""
+def compare(records: Sequence[Record], metric: Metric = "accuracy") -> list[Arm]:
+    """The runs as arms, in the order first given. Runs that have not been tested are left out.
+
+    `metric`: what gains are of; one of `mapl.measures.METRICS`. All of them are in each arm's `measures`.
+    """
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
     groups = group(records)
     tested = {label: runs for label, runs in groups.items() if runs[0].tested}
     alike: dict[str, list[Record]] = {}
@@ -170,7 +187,7 @@ def compare(records: Sequence[Record]) -> list[Arm]:
     arms = []
     for (label, runs), differs in zip(tested.items(), differing, strict=True):
         controls, pooled = _controls(runs[0], alike), _ceilings(runs[0], tested.values())
-        arms.append(_arm(label, runs, controls, pooled, differs))
+        arms.append(_arm(label, runs, controls, pooled, differs, metric))
     return arms
 
 
@@ -182,7 +199,10 @@ def notes(arms: Sequence[Arm]) -> list[str]:
             over = f"{arm.pairs} {'pair' if arm.pairs == 1 else 'pairs'}"
             few = "" if arm.pairs == len(arm.seeds) else f", though it has {len(arm.seeds)} seeds"
             gains.setdefault(over + few, []).append(arm.label)
-    pairs = [f"gain of {'; '.join(labels)}: over {text}" for text, labels in gains.items()]
+    of = "" if not arms or arms[0].metric == "accuracy" else f" in {TITLES[arms[0].metric]}"
+    pairs = [f"gain{of} of {'; '.join(labels)}: over {text}" for text, labels in gains.items()]
+    if of and arms[0].metric in LOWER_IS_BETTER:
+        pairs.append(f"{TITLES[arms[0].metric]}: lower is better, so a gain below 0 is good")
     differing: dict[str, dict[str, list[str]]] = {}
     for arm in arms:
         for key, value in arm.differs.items():
@@ -202,10 +222,17 @@ Age = tuple[int, int]
 """A seed and a round."""
 
 
-def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Record], differs: dict[str, Any]) -> Arm:
-    control, ceiling = _accuracies(controls), _accuracies(pooled)
+def _arm(
+    label: str,
+    runs: list[Record],
+    controls: list[Record],
+    pooled: list[Record],
+    differs: dict[str, Any],
+    metric: Metric,
+) -> Arm:
+    control, ceiling = _values(controls, metric), _values(pooled, metric)
     # A run that was stopped early is compared with its control at the same round.
-    own = {(r.recipe.seed, r.tested[-1].round): r.mean for r in runs}
+    own = {(r.recipe.seed, r.tested[-1].round): r.value(metric) for r in runs}
     gains = {age: mean - control[age] for age, mean in own.items() if age in control}
     rooms = {age: ceiling[age] - control[age] for age in gains if age in ceiling}
     shares = [s for r in runs if (s := share_inside(r.among(), [c.cluster for c in r.clients])) is not None]
@@ -219,7 +246,7 @@ def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Re
         spread=fmean(r.std for r in runs),
         gain=Estimate.of(list(gains.values())) if gains else None,
         room=Estimate.of(list(rooms.values())) if rooms else None,
-        share=_share(gains, rooms),
+        share=_share(gains, rooms, -1 if metric in LOWER_IS_BETTER else 1),
         inside=fmean(shares) if shares else None,
         messages=fmean(r.messages for r in runs),
         bytes=fmean(r.bytes for r in runs),
@@ -228,23 +255,37 @@ def _arm(label: str, runs: list[Record], controls: list[Record], pooled: list[Re
         is_ceiling=is_ceiling(runs[0].recipe),
         is_part=not runs[0].whole,
         pairs=len(gains),
+        metric=metric,
+        measures=_measures(runs),
         differs=differs,
     )
 
 
-def _accuracies(runs: Sequence[Record]) -> dict[Age, float]:
-    """The mean over clients at every test."""
-    return {(run.recipe.seed, round): mean for run in runs for round, mean in at_tests(run).items()}
+def _measures(runs: Sequence[Record]) -> dict[Metric, Estimate]:
+    found: dict[Metric, Estimate] = {}
+    for metric in METRICS[1:]:
+        values = [value for run in runs if (value := run.tested[-1].value(metric)) is not None]
+        if len(values) == len(runs):
+            found[metric] = Estimate.of(values)
+    return found
 
 
-def at_tests(run: Record) -> dict[int, float]:
-    """The mean over clients by tested round."""
-    return {r.round: fmean(r.accuracy) for r in run.tested if r.accuracy}
+def _values(runs: Sequence[Record], metric: Metric) -> dict[Age, float]:
+    """The metric at every test."""
+    return {(run.recipe.seed, round): value for run in runs for round, value in at_tests(run, metric).items()}
 
 
-def _share(gains: Mapping[Age, float], rooms: Mapping[Age, float]) -> Estimate | None:
-    """The mean of gain / room, unless the ceiling is no better than the control for some seed."""
-    if not rooms or min(rooms.values()) < ROUNDING:
+def at_tests(run: Record, metric: Metric = "accuracy") -> dict[int, float]:
+    """The metric by tested round: its mean over clients, or the worst tenth of them."""
+    return {r.round: value for r in run.tested if (value := r.value(metric)) is not None}
+
+
+def _share(gains: Mapping[Age, float], rooms: Mapping[Age, float], sign: int) -> Estimate | None:
+    """The mean of gain / room, unless the ceiling is no better than the control for some seed.
+
+    `sign`: -1 if lower is better.
+    """
+    if not rooms or min(sign * room for room in rooms.values()) < ROUNDING:
         return None
     return Estimate.of([gains[age] / room for age, room in rooms.items()])
 

@@ -12,6 +12,7 @@ from typing import Any
 from mapl.analysis.compare import Arm, Estimate, notes
 from mapl.analysis.paired import Difference, explained, worth
 from mapl.errors import MaplError
+from mapl.measures import METRICS, TITLES
 from mapl.names import printable
 from mapl.runs.files import write_aside
 
@@ -55,6 +56,8 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
             "rounds": arm.rounds,
             **_estimate("accuracy", arm.accuracy),
             "std_over_clients": arm.spread,
+            **{k: v for name in METRICS[1:] for k, v in _estimate(name, arm.measures.get(name)).items()},
+            "metric": arm.metric,
             **_estimate("gain", arm.gain),
             "pairs": arm.pairs,
             **_estimate("share_of_way", arm.share),
@@ -77,6 +80,7 @@ def difference_rows(found: Sequence[Difference]) -> list[Row]:
             "first": d.first,
             "second": d.second,
             "seeds": len(d.seeds),
+            "metric": d.metric,
             **_estimate("difference", d.difference),
             "p": d.p,
             "p_holm": d.holm,
@@ -136,15 +140,17 @@ def _two(path: Path, arms: Sequence[Arm], found: Sequence[Difference]) -> dict[P
 
 def _texts(arms: Sequence[Arm], found: Sequence[Difference]) -> list[tuple[list[str], list[list[str]]]]:
     """Both tables as titles and rows of text."""
+    beside = [f"{TITLES[arm.metric]}, %" for arm in arms[:1] if arm.metric != "accuracy"]
     results = [
         [
-            *(arm.label, str(len(arm.seeds)), arm.accuracy.text(), f"{100 * arm.spread:.1f}"),
+            *(arm.label, str(len(arm.seeds)), arm.accuracy.text(), *([arm.value.text()] if beside else [])),
+            f"{100 * arm.spread:.1f}",
             *("–" if arm.gain is None else arm.gain.text(sign="+"), f"{arm.messages:,.0f}"),
             f"{arm.bytes / 2**20:,.1f}",
         ]
         for arm in arms
     ]
-    tables = [(["arm", "seeds", "accuracy, %", "std", "gain, points", "messages", "MiB"], results)]
+    tables = [(["arm", "seeds", "accuracy, %", *beside, "std", "gain, points", "messages", "MiB"], results)]
     if found:
         pairs = [[*difference_texts(d).values()] for d in found]
         tables.append((list(difference_texts(found[0])), pairs))

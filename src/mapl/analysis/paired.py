@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
 from mapl.analysis.compare import Arm, Estimate, at_tests, compare, group
+from mapl.measures import LOWER_IS_BETTER, Metric
 from mapl.recipe import has_letters, is_silent
 from mapl.runs.history import Record
 
@@ -38,29 +39,30 @@ class Difference:
     """Two-sided p-value of the paired t-test; None with one seed."""
     holm: float | None = None
     """The p-value corrected for the number of differences."""
+    metric: Metric = "accuracy"
 
     @property
     def verdict(self) -> str:
-        return verdict(self.difference, len(self.seeds))
+        return verdict(self.difference, len(self.seeds), self.metric)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def verdict(difference: Estimate, seeds: int) -> str:
+def verdict(difference: Estimate, seeds: int, metric: Metric = "accuracy") -> str:
     """What a difference shows, in words."""
     if difference.interval is None:
         return "from one seed: no claim"
     if abs(difference.mean) <= difference.interval:
         return "no difference that these seeds can show"
-    kind = "a gain" if difference.mean > 0 else "a loss"
+    kind = "a gain" if (difference.mean > 0) != (metric in LOWER_IS_BETTER) else "a loss"
     if seeds < ENOUGH:
         return f"{kind}, though {seeds} seeds are too few to confirm it"
     return f"{kind} that the interval confirms"
 
 
-def differences(records: Sequence[Record]) -> list[Difference]:
-    """All pairs of arms that compete, have a seed in common, and the same data and clients.
+def differences(records: Sequence[Record], metric: Metric = "accuracy") -> list[Difference]:
+    """All pairs of arms that compete, have a seed in common, and the same data and clients; in one metric.
 
     Those are the arms with letters, and those whose method never writes any. What letters add to one method is its
     collaboration gain. If that leaves no pair, arms without letters compete as well.
@@ -70,18 +72,18 @@ def differences(records: Sequence[Record]) -> list[Difference]:
     entries = [(label, runs) for label, runs in zip(labels, arms, strict=True) if runs[0].whole]
     entries = [entry for entry in entries if not entry[1][0].recipe.partition.pooled] or entries
     competing = [entry for entry in entries if has_letters(entry[1][0].recipe) or is_silent(entry[1][0].recipe)]
-    return _corrected(list(_pairs(competing)) or list(_pairs(entries)))
+    return _corrected(list(_pairs(competing, metric)) or list(_pairs(entries, metric)))
 
 
-def _pairs(entries: Sequence[tuple[str, list[Record]]]) -> Iterator[Difference]:
+def _pairs(entries: Sequence[tuple[str, list[Record]]], metric: Metric) -> Iterator[Difference]:
     for (first, ours), (second, theirs) in itertools.combinations(entries, 2):
-        by_seed = _by_seed(ours, theirs)
+        by_seed = _by_seed(ours, theirs, metric)
         if by_seed:
             values = list(by_seed.values())
-            yield Difference(first, second, list(by_seed), Estimate.of(values), _p(values))
+            yield Difference(first, second, list(by_seed), Estimate.of(values), _p(values), metric=metric)
 
 
-def _by_seed(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[int, float]:
+def _by_seed(ours: Sequence[Record], theirs: Sequence[Record], metric: Metric) -> dict[int, float]:
     """Ours minus theirs, for the seeds that both have. If one was stopped early, both count as they were then."""
     found = {}
     others = {run.recipe.seed: run for run in theirs}
@@ -89,7 +91,7 @@ def _by_seed(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[int, floa
         other = others.get(run.recipe.seed)
         if other is None or not _same_clients(run, other):
             continue
-        mine, its = at_tests(run), at_tests(other)
+        mine, its = at_tests(run, metric), at_tests(other, metric)
         if shared := mine.keys() & its.keys():
             found[run.recipe.seed] = mine[max(shared)] - its[max(shared)]
     return dict(sorted(found.items()))
@@ -125,7 +127,7 @@ def _corrected(found: Sequence[Difference]) -> list[Difference]:
         before = max(before, min(1.0, (number - rank) * p))
         failed = failed or times * p >= LEVEL
         d = found[place]
-        result[place] = Difference(d.first, d.second, d.seeds, _widened(d, times), p, before)
+        result[place] = replace(d, difference=_widened(d, times), holm=before)
     return result
 
 

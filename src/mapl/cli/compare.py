@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from mapl import plugins
-from mapl.errors import MaplError
+from mapl.errors import MaplError, unknown
 from mapl.names import printable
 from mapl.terminal.messages import console, say, warn
 from mapl.terminal.options import JsonOption, TrustOption
@@ -19,6 +19,7 @@ from mapl.terminal.options import JsonOption, TrustOption
 if TYPE_CHECKING:
     from mapl.analysis.compare import Arm
     from mapl.analysis.paired import Difference
+    from mapl.measures import Metric
     from mapl.runs.history import Record
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain some.", metavar="RUN...")]
@@ -30,6 +31,13 @@ def compare_command(
         list[Path] | None,
         typer.Option("--to", help="Also write FILE: .csv, .parquet, .md or .tex. Repeatable.", metavar="FILE"),
     ] = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="What gains and differences are in: accuracy, worst_tenth (of the clients), macro_f1, "
+            "balanced_accuracy or calibration_error.",
+        ),
+    ] = "accuracy",
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,8 +64,9 @@ def compare_command(
     from mapl.analysis.files import check_kinds, write_comparison
 
     check_kinds(to or [])
+    which = known_metric(metric)
     with plugins.looking(trust):
-        arms, found = compared(load_runs(folders))
+        arms, found = compared(load_runs(folders), which)
     if not arms:
         raise MaplError("there is nothing to compare: none of these runs has been tested yet; resume them")
     show_comparison(arms, found, as_json)
@@ -66,12 +75,22 @@ def compare_command(
             (warn if as_json else say)(f"written: {file}")
 
 
-def compared(records: Sequence[Record]) -> tuple[list[Arm], list[Difference]]:
+def known_metric(name: str) -> Metric:
+    """The metric of that name."""
+    from mapl.measures import METRICS
+
+    found = next((metric for metric in METRICS if metric == name), None)
+    if found is None:
+        raise unknown("metric", name, METRICS)
+    return found
+
+
+def compared(records: Sequence[Record], metric: Metric = "accuracy") -> tuple[list[Arm], list[Difference]]:
     """The arms of some runs, and how they differ from each other."""
     from mapl.analysis.compare import compare
     from mapl.analysis.paired import differences
 
-    return compare(records), differences(records)
+    return compare(records, metric), differences(records, metric)
 
 
 def show_comparison(arms: Sequence[Arm], found: Sequence[Difference], as_json: bool = False) -> None:
@@ -137,9 +156,17 @@ def gain_text(arm: Arm) -> str:
 
 
 WAY = "way to pooled"
+HEADINGS = {
+    "worst_tenth": "worst 10 %",
+    "macro_f1": "macro-F1 %",
+    "balanced_accuracy": "bal. acc. %",
+    "calibration_error": "ECE %",
+}
+"""Of the column that `--metric` adds."""
 CELLS: dict[str, Callable[[Arm], str]] = {
     "seeds": lambda arm: str(len(arm.seeds)),
     "acc. %": lambda arm: arm.accuracy.text(),
+    **{heading: lambda arm: arm.value.text() for heading in HEADINGS.values()},
     "std": lambda arm: f"{100 * arm.spread:.1f}",
     "gain": gain_text,
     WAY: lambda arm: arm.way or "–",
@@ -155,7 +182,11 @@ NAME = 14
 """The smallest width for the names of the arms, which are wrapped."""
 CAPTION = {
     "acc. %": "mean over clients at the last test, ± 95 % interval over seeds",
-    "std": "over clients",
+    HEADINGS["worst_tenth"]: "mean accuracy of the tenth of the clients with the lowest",
+    HEADINGS["macro_f1"]: "mean F1 over the classes of a client's test samples",
+    HEADINGS["balanced_accuracy"]: "mean recall over the classes of a client's test samples",
+    HEADINGS["calibration_error"]: "expected calibration error, 15 bins",
+    "std": "of the accuracy over clients",
     "gain": "over the same recipe, data and seed without letters, after as many rounds",
     WAY: "gain, as a share of what training on all data of the cluster gains",
     "inside": "share of the weight given to others that stays inside the true clusters",
@@ -178,7 +209,8 @@ def table(arms: Sequence[Arm], width: int) -> Table:
 
 def _columns(arms: Sequence[Arm], width: int) -> list[str]:
     """The columns that fit."""
-    shown = [title for title in CELLS if title != WAY or any(arm.way for arm in arms)]
+    hidden = {heading for metric, heading in HEADINGS.items() if metric != arms[0].metric}
+    shown = [title for title in CELLS if title not in hidden and (title != WAY or any(arm.way for arm in arms))]
     for titles in EXPENDABLE:
         # Each column has a line and a space on either side, and the table a line at its end.
         needed = NAME + sum(_width(title, arms) for title in shown) + 3 * (len(shown) + 1) + 1

@@ -45,10 +45,13 @@ class RoundProgress:
 
 
 def _json_line(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
+    from mapl.measures import METRICS  # imports numpy, and most commands never need it
+
     event: dict[str, Any] = {
         "event": "round",
         "round": line.round,
         "accuracy": fmean(line.accuracy) if line.accuracy else None,
+        **{name: value for name in METRICS[1:] if (value := line.value(name)) is not None},
         "losses": {term: fmean(values) for term, values in line.losses.items()},
         "messages": line.messages,
         "bytes": line.bytes,

@@ -30,6 +30,23 @@ class Draws:
     """Uniform numbers for its augmentation: (steps, views · B, P)."""
 
 
+@dataclass(frozen=True)
+class Answers:
+    """What a client answers to its test images, without the held-out ones; on the CPU."""
+
+    predicted: Tensor
+    """The class with the largest score: (1 + W, n). First the client's answers, then those of its method's `ways`."""
+    confidence: Tensor
+    """The probability that the client gives to its answers: (n,) in float64."""
+    labels: Tensor
+    """The true classes: (n,)."""
+
+    @property
+    def right(self) -> Tensor:
+        """Which answers are right: booleans (1 + W, n)."""
+        return self.predicted == self.labels
+
+
 class Engine(ABC):
     """Trains and tests clients. All random numbers come from `draw`, so engines differ only in rounding."""
 
@@ -102,14 +119,11 @@ class Engine(ABC):
         """A round of local training (PML) of every client. Returns the mean of each term of each client's loss."""
 
     @abstractmethod
-    def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
-        """For every client, which of its test images it classifies correctly: booleans (1 + W, n), on the CPU.
+    def evaluate_all(self, clients: Sequence[Client]) -> list[Answers]:
+        """What every client answers to its test images."""
 
-        The first row is for the client's answers, the others for the W further `ways` of its method.
-        """
-
-    def right(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-        """Which of its test images the client classifies correctly: booleans (1 + W, n), without the held-out images.
+    def answer(self, client: Client, outputs: Mapping[str, Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+        """`predicted` and `confidence` of the client's `Answers`, where the outputs are.
 
         outputs: of each network in `method.answers_with`, for all of `client.test`; labels: of the same images.
         """
@@ -120,7 +134,9 @@ class Engine(ABC):
             known |= self.method.tune(client, held, labels[tests:])
         by_way = self.method.scores_by_way(client, known)
         scores = [self.method.scores(client, known), *(by_way[way] for way in self.method.ways)]
-        return torch.stack([one.argmax(1) for one in scores]) == labels[:tests]
+        exact = scores[0].double()
+        probabilities = exact if self.method.scores_are == "probabilities" else exact.softmax(1)
+        return torch.stack([one.argmax(1) for one in scores]), probabilities.amax(1)
 
     @abstractmethod
     def embed(self, client: Client) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mapl.client import Client
 from mapl.clock import part, profiled
 from mapl.data.samples import Samples
-from mapl.engine._base import Draws, Engine, check_finite, loss_terms
+from mapl.engine._base import Answers, Draws, Engine, check_finite, loss_terms
 from mapl.engine.channels_last import channels_last, channels_last_for_tests, pixels_together, who_takes_it
 from mapl.engine.generators import drawing_from, of_one_kind, say_who_takes_turns, who_draws
 from mapl.engine.optimizers import Optimizer, make_optimizer
@@ -211,18 +211,19 @@ class EagerEngine(Engine):
                     normalised = self.augmentation.normalise(batch)
                     yield pixels_together(normalised) if client.id in self._channels_last else normalised
 
-    def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
-        return self._each(clients, self.right_of, lambda client: False)
+    def evaluate_all(self, clients: Sequence[Client]) -> list[Answers]:
+        return self._each(clients, self.answers_of, lambda client: False)
 
     def evaluate(self, client: Client) -> Tensor:
         """Which of its test images the client classifies correctly: booleans (n,)."""
-        return self.right_of(client)[0]
+        return self.answers_of(client).right[0]
 
     @torch.no_grad()
-    def right_of(self, client: Client) -> Tensor:
+    def answers_of(self, client: Client) -> Answers:
         """`evaluate_all` for one client."""
         outputs = self._outputs(client, self.method.answers_with)
-        return self.right(client, outputs, self._on_device(client, "test").labels).cpu()
+        predicted, confidence = self.answer(client, outputs, self._on_device(client, "test").labels)
+        return Answers(predicted.cpu(), confidence.cpu(), client.test.labels[: len(confidence)])
 
     def state(self) -> dict[str, Tensor]:
         if self.settings.reset:

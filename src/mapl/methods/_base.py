@@ -63,6 +63,9 @@ class Method(ABC, Generic[S]):
     answers_with: ClassVar[tuple[str, ...]] = ("backbone",)
     """The networks whose outputs for test images are passed to `scores`: the backbone, and own ones by name."""
 
+    scores_are: ClassVar[Literal["logits", "probabilities"]] = "logits"
+    """What `scores` returns. The calibration error takes the softmax of logits, and probabilities as they are."""
+
     ways: ClassVar[tuple[str, ...]] = ()
     """Other ways to answer that tests record beside `scores`, by name; see `scores_by_way`."""
 

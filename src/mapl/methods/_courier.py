@@ -48,6 +48,7 @@ class WithCourier(Method[C]):
     answers_with = ("backbone", COURIER)
     """The own network, and the courier or a copy of it."""
     ways = ("own", COURIER)
+    scores_are = "probabilities"
 
     def modules(self, client: Client) -> dict[str, nn.Module]:
         return {COURIER: build_courier(client, self.settings)}

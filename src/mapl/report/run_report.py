@@ -59,6 +59,8 @@ def _results(page: Document, lines: Sequence[Line]) -> None:
     page.add(Heading("Results"), tables.arms_table(lines), Paragraph(sentences.ARMS_EXPLAINED))
     if remarks := notes([line.arm for line in lines if line.arm is not None]):
         page.add(Bullets(remarks))
+    if (measures := tables.measures_table(lines)) is not None:
+        page.add(measures, Paragraph(sentences.MEASURES_EXPLAINED))
     if tables.shows_way(lines):
         page.add(Paragraph(sentences.WAY_EXPLAINED))
     if any(line.arm for line in lines):

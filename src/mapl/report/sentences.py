@@ -54,6 +54,14 @@ def headlines(lines: Sequence[Line]) -> list[str]:
     return [accuracy, *gains[:MOST_ARMS], *recovered[:MOST_ARMS]]
 
 
+MEASURES_EXPLAINED = (
+    "Each is taken at the last test, as a mean over clients, ± a 95 % interval over seeds. The worst tenth are the "
+    "clients with the lowest accuracy, a tenth of all, rounded up. Macro-F1 and balanced accuracy are means over the "
+    "classes of a client's own test samples. The calibration error (ECE, 15 bins) says by how much a client's "
+    "confidence differs from how often it is right; lower is better."
+)
+
+
 def gain_sentence(label: str, arm: Arm) -> str:
     """What the letters add, and how sure that is."""
     if arm.gain is None:

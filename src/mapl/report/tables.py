@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mapl.analysis.clusters import first_mixed
+from mapl.measures import METRICS, TITLES
 from mapl.report.document import Entry, Table
 from mapl.report.lines import Line
 from mapl.report.sentences import gain_cell
@@ -25,6 +26,20 @@ def arms_table(lines: Sequence[Line]) -> Table:
     before = ["arm", "seeds", "accuracy (%)", "std over clients", "collaboration gain"]
     titles = [*before, *way, "inside clusters", "messages", "MiB", "seconds"]
     return Table(titles, [[Entry((line.label,), colour=line.colour), *_numbers(line, bool(way))] for line in lines])
+
+
+def measures_table(lines: Sequence[Line]) -> Table | None:
+    """What is measured beside accuracy, one row per arm; None if no run has it."""
+    known = [name for name in METRICS[1:] if any(line.arm and name in line.arm.measures for line in lines)]
+    rows: list[list[str | Entry]] = [
+        [
+            Entry((line.label,), colour=line.colour),
+            *(line.arm.measures[name].text() if name in line.arm.measures else DASH for name in known),
+        ]
+        for line in lines
+        if line.arm is not None
+    ]
+    return Table(["arm", *(f"{TITLES[name]} (%)" for name in known)], rows) if known else None
 
 
 def shows_way(lines: Sequence[Line]) -> bool:

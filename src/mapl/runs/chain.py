@@ -17,12 +17,14 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from mapl.errors import MaplError
+from mapl.measures import Measure, Metric, worst_tenth
 from mapl.network.refused import Counts
 from mapl.runs.files import write_aside
 
@@ -53,6 +55,8 @@ class Round:
     """Accuracy by client on all test images of its classes; None if not asked for."""
     ways: dict[str, list[Share]] | None = None
     """Accuracy by client of the other ways to answer (`Method.ways`), on all test images if they are asked for."""
+    measures: dict[Measure, list[Share]] | None = None
+    """What else is measured by client (`mapl.measures`); None without a test, and in runs from before it was."""
     released: list[Count] | None = None
     """By client, how many noisy letters it released in this round; None without `network.noise`."""
     refused: Counts | None = None
@@ -60,10 +64,21 @@ class Round:
 
     def line(self) -> str:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for optional in ("all_images", "ways", "released", "refused"):
+        for optional in ("all_images", "ways", "measures", "released", "refused"):
             if values[optional] is None:
                 del values[optional]
         return to_json(values).decode() + "\n"
+
+    def value(self, metric: Metric) -> float | None:
+        """The network's number at this round's test; None without a test, or if it was not measured."""
+        if self.accuracy is None:
+            return None
+        if metric == "accuracy":
+            return fmean(self.accuracy)
+        if metric == "worst_tenth":
+            return worst_tenth(self.accuracy)
+        values = (self.measures or {}).get(metric)
+        return fmean(values) if values else None
 
     @staticmethod
     def of_line(line: str | Bytes) -> Round:

@@ -30,7 +30,8 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from mapl.errors import MaplError
+from mapl.errors import MaplError, unknown
+from mapl.measures import METRICS, TITLES, Measure, Metric
 from mapl.network import epsilon
 from mapl.network.refused import Counts, added
 from mapl.plugins import looking
@@ -89,8 +90,9 @@ class Record:
         """A data frame of pandas, which must be installed: a row for each client in each round.
 
         Columns: `round` (from 0), `client`, `cluster`, `backbone`, `accuracy` (0 to 1; NaN in a round without a test),
-        `loss_…` for each term of the loss, and where the run has them `all_images`, `accuracy_…` for each other way to
-        answer, and `released`. What is known of the network alone, such as messages, is in `rounds`.
+        `loss_…` for each term of the loss, and where the run has them `macro_f1`, `balanced_accuracy` and
+        `calibration_error`, `all_images`, `accuracy_…` for each other way to answer, and `released`. What is known of
+        the network alone, such as messages, is in `rounds`.
         """
         return shown.as_frame(self)
 
@@ -137,6 +139,28 @@ class Record:
         """Mean accuracy over clients of the other ways to answer, at the last test (`Method.ways`)."""
         last = self.tested[-1].ways if self.tested else None
         return {way: fmean(accuracy) for way, accuracy in (last or {}).items()}
+
+    @property
+    def measures(self) -> dict[Measure, Tensor]:
+        """What else is measured (`mapl.measures`), by client (M,) at the last test; empty for a run from before."""
+        last = self.tested[-1].measures if self.tested else None
+        return {name: torch.tensor(values, dtype=torch.float64) for name, values in (last or {}).items()}
+
+    def value(self, metric: Metric = "accuracy") -> float:
+        """The network's number at the last test: of accuracy and of each measure the mean over clients, or
+        "worst_tenth", the mean accuracy of the tenth of the clients, rounded up, that have the lowest."""
+        if metric not in METRICS:
+            raise unknown("metric", metric, METRICS)
+        self.accuracy  # noqa: B018 - says so if there was no test
+        value = self.tested[-1].value(metric)
+        if value is None:
+            raise MaplError(f"run {str(self.folder)!r} is from before {TITLES[metric]} was measured; run it again")
+        return value
+
+    @property
+    def worst_tenth(self) -> float:
+        """Mean accuracy of the tenth of the clients, rounded up, that have the lowest, at the last test."""
+        return self.value("worst_tenth")
 
     @property
     def mean(self) -> float:
@@ -414,7 +438,8 @@ def _check_clients(folder: Path, recipe: Recipe, cards: Sequence[ClientCard], hi
             f"{recipe.clients - 1}, in order"
         )
     for number, line in enumerate((entry.round for entry in history.entries), 1):
-        lists = [*line.losses.values(), line.accuracy, line.all_images, *(line.ways or {}).values(), line.released]
+        by_name = (line.losses, line.ways or {}, line.measures or {})
+        lists = [line.accuracy, line.all_images, line.released, *(v for values in by_name for v in values.values())]
         lengths = {len(values) for values in lists if values is not None}
         if lengths - {len(cards)}:
             raise MaplError(

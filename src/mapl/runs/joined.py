@@ -15,6 +15,7 @@ from mapl.network.refused import Counts, added
 from mapl.runs.history import Round
 
 T = TypeVar("T")
+K = TypeVar("K", bound=str)
 Held = Sequence[Sequence[int]]
 """The clients of each part."""
 
@@ -33,6 +34,7 @@ def joined_line(held: Held, lines: Sequence[Round]) -> Round:
     clients = [client for part in held for client in part]
     order = sorted(range(len(clients)), key=clients.__getitem__)
     ways = [line.ways for line in lines if line.ways is not None]
+    measures = [line.measures for line in lines if line.measures is not None]
     refused: Counts = functools.reduce(added, (line.refused for line in lines), {})
     return Round(
         round=lines[0].round,
@@ -42,6 +44,7 @@ def joined_line(held: Held, lines: Sequence[Round]) -> Round:
         bytes=sum(line.bytes for line in lines),
         all_images=_if_all(order, [line.all_images for line in lines]),
         ways=_by_name(order, ways) if len(ways) == len(lines) else None,
+        measures=_by_name(order, measures) if len(measures) == len(lines) else None,
         released=_if_all(order, [line.released for line in lines]),
         refused=refused or None,
     )
@@ -50,8 +53,9 @@ def joined_line(held: Held, lines: Sequence[Round]) -> Round:
 def alike(one: Round, other: Round) -> bool:
     """Whether two lines of one round have the same entries, as those of one recipe do."""
     ways = {frozenset(line.ways) for line in (one, other) if line.ways is not None}
+    measures = {frozenset(line.measures) for line in (one, other) if line.measures is not None}
     terms = one.losses.keys() == other.losses.keys()
-    return terms and len(ways) <= 1 and (one.released is None) == (other.released is None)
+    return terms and len(ways) <= 1 and len(measures) <= 1 and (one.released is None) == (other.released is None)
 
 
 def _merged(order: Sequence[int], lists: Sequence[Sequence[T]]) -> list[T]:
@@ -65,7 +69,7 @@ def _if_all(order: Sequence[int], lists: Sequence[Sequence[T] | None]) -> list[T
     return _merged(order, given) if len(given) == len(lists) else None
 
 
-def _by_name(order: Sequence[int], lists: Sequence[Mapping[str, Sequence[T]]]) -> dict[str, list[T]]:
+def _by_name(order: Sequence[int], lists: Sequence[Mapping[K, Sequence[T]]]) -> dict[K, list[T]]:
     return {name: _merged(order, [one[name] for one in lists]) for name in lists[0]}
 
 

@@ -122,7 +122,7 @@ def cut_to(folder: Path, player: Player, history: History, warn: Warn) -> str:
     def last(line: Round) -> Round:
         # The last round of a shorter run was tested only because it was the last.
         keeps_test = player.budget_is_spent or is_tested(player.recipe, line.round)
-        return line if keeps_test else replace(line, accuracy=None, all_images=None, ways=None)
+        return line if keeps_test else replace(line, accuracy=None, all_images=None, ways=None, measures=None)
 
     write_recipe(folder, player.recipe)
     _cut_times(folder, history, player.round, warn)

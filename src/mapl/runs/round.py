@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from mapl.client import Peers
+from mapl.client import Client, Peers
 from mapl.clock import Clock
+from mapl.engine._base import Answers
 from mapl.errors import MaplError
+from mapl.measures import Measure, measured
 from mapl.recipe import Recipe
 from mapl.runs.contract import check_absorbed, checked_row
 from mapl.runs.diagnosis import explained, watching_letters, why_not_finite
@@ -43,6 +46,7 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
         bytes=part.ledger.bytes - before[1],
         all_images=tested.all_images if tested else None,
         ways=tested.ways if tested else None,
+        measures=tested.measures if tested else None,
         released=[sent.released[client.id] for client in part.clients] if part.noise else None,
         refused=sent.refused or None,
     )
@@ -94,13 +98,15 @@ class _Test:
     accuracy: list[float]
     all_images: list[float] | None
     ways: dict[str, list[float]] | None
+    measures: dict[Measure, list[float]]
 
 
 def _test(part: Part, t: int, moment: str) -> _Test | None:
     """Accuracies, if this round is tested at this moment. All kinds come from one pass."""
     if part.recipe.evaluate.moment != moment or not (is_tested(part.recipe, t) or _spends_budget(part, t, moment)):
         return None
-    right = part.engine.evaluate_all(part.clients)
+    found = part.engine.evaluate_all(part.clients)
+    right = [one.right for one in found]
     answers = [rows[0] for rows in right]
     own = [one[: client.tests] for client, one in zip(part.clients, answers, strict=True)]
     everything = part.recipe.evaluate.all_images
@@ -111,7 +117,21 @@ def _test(part: Part, t: int, moment: str) -> _Test | None:
         ]
         for number, way in enumerate(part.method.ways)
     }
-    return _Test([_share(one) for one in own], [_share(one) for one in answers] if everything else None, ways or None)
+    return _Test(
+        [_share(one) for one in own],
+        [_share(one) for one in answers] if everything else None,
+        ways or None,
+        _measures(part.clients, found),
+    )
+
+
+def _measures(clients: Sequence[Client], found: Sequence[Answers]) -> dict[Measure, list[float]]:
+    """What else is measured of the answers that the accuracies are of, to six digits: the history stays small."""
+    own = [
+        [one[: client.tests].numpy() for one in (answers.labels, answers.predicted[0], answers.confidence)]
+        for client, answers in zip(clients, found, strict=True)
+    ]
+    return {name: values.round(6).tolist() for name, values in measured(*zip(*own, strict=True)).items()}
 
 
 def _share(right: Tensor) -> float:

@@ -61,6 +61,7 @@ def as_frame(record: Record) -> pd.DataFrame:
     by_client = [
         {
             "accuracy": line.accuracy,
+            **(line.measures or {}),
             "all_images": line.all_images,
             **{f"accuracy_{way}": values for way, values in (line.ways or {}).items()},
             **{f"loss_{term}": values for term, values in line.losses.items()},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mapl.client import Client
 from mapl.clock import part, profiled
-from mapl.engine._base import Engine, check_finite, make_deterministic
+from mapl.engine._base import Answers, Engine, check_finite, make_deterministic
 from mapl.engine.cuda.ahead import Ahead
 from mapl.engine.cuda.builder import Builder
 from mapl.engine.cuda.families import Family, Kind, groupable, operations_of
@@ -222,16 +222,23 @@ class GroupedEngine(Engine):
     # Tests
 
     @torch.no_grad()
-    def evaluate_all(self, clients: Sequence[Client]) -> list[Tensor]:
-        right: dict[int, Tensor] = {}
+    def evaluate_all(self, clients: Sequence[Client]) -> list[Answers]:
+        predicted: dict[int, Tensor] = {}
+        confidence: dict[int, Tensor] = {}
 
         def score(member: Client, outputs: dict[str, Tensor]) -> None:
             labels = self.test_pool.labels[self.test_pool.range(member.id)]
-            right[member.id] = self.right(member, outputs, labels)
+            predicted[member.id], sure = self.answer(member, outputs, labels)
+            confidence[member.id] = sure[None]
 
         self._answer_all(clients, self.method.answers_with, score)
-        here = _to_host(right)
-        return [here[c.id] if c.id in here else self.eager.right_of(c) for c in clients]
+        classes, sure = _to_host(predicted), _to_host(confidence)
+        return [
+            Answers(classes[c.id], sure[c.id][0], c.test.labels[: sure[c.id].shape[1]])
+            if c.id in sure
+            else self.eager.answers_of(c)
+            for c in clients
+        ]
 
     @torch.no_grad()
     def embed(self, client: Client) -> Tensor:

@@ -10,6 +10,7 @@ from statistics import fmean, pstdev
 from typing import Any, ClassVar
 
 from mapl.errors import MaplError
+from mapl.measures import METRICS
 from mapl.recipe import Recipe
 from mapl.runs.files import write_aside
 from mapl.runs.history import Round
@@ -68,6 +69,7 @@ def _round_row(line: Round, seconds: dict[str, float]) -> Row:
         "round": line.round,
         "accuracy": fmean(line.accuracy) if line.accuracy else None,
         "std": pstdev(line.accuracy) if line.accuracy else None,
+        **{name: line.value(name) for name in METRICS if name != "accuracy"},
         **({"all_images": fmean(line.all_images)} if line.all_images else {}),
         **{f"accuracy_{way}": fmean(accuracy) for way, accuracy in (line.ways or {}).items()},
         "messages": line.messages,
@@ -82,8 +84,12 @@ def _client_rows(line: Round, held: Sequence[int] | None) -> list[Row]:
         {"round": line.round, "client": place if held is None else held[place], "accuracy": value}
         for place, value in enumerate(line.accuracy or ())
     ]
-    for row, value in zip(rows, line.all_images or (), strict=False):
-        row["all_images"] = value
+    by_name: dict[str, list[float]] = dict((line.measures or {}).items())
+    if line.all_images:
+        by_name["all_images"] = line.all_images
+    for name, values in by_name.items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
     return rows
 
 

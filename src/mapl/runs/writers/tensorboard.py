@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from mapl.errors import MaplError
+from mapl.measures import METRICS
 from mapl.recipe import Recipe
 from mapl.runs.history import Round
 from mapl.runs.writers._recorded import clients_of, recorded
@@ -76,6 +77,7 @@ def scalars(line: Round, seconds: dict[str, float], held: Sequence[int] | None =
         named["accuracy/mean"] = fmean(line.accuracy)
         clients = range(len(line.accuracy)) if held is None else held
         named |= {f"accuracy/client_{client}": value for client, value in zip(clients, line.accuracy, strict=True)}
+        named |= {f"measures/{name}": value for name in METRICS[1:] if (value := line.value(name)) is not None}
     if line.all_images:
         named["accuracy/all_images"] = fmean(line.all_images)
     named |= {f"accuracy/{way}": fmean(accuracy) for way, accuracy in (line.ways or {}).items()}
