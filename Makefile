@@ -12,10 +12,11 @@ help: ## this list
 
 # Installed anew only when what it is made from changes.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "once: an environment of its own in $(VENV), then what mapl needs into it (a minute or two)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "mapl needs Python 3.11 or newer; try make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing mapl and what it needs into $(VENV) (about a minute, once)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flt,pandas,peer,privacy,tensorboard]'
+	@echo "installing mapl and what it needs"
+	@$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev,flt,pandas,peer,privacy,tensorboard]'
 	@touch $@
 
 demo: $(STAMP) ## MAPL on handwritten digits, compared with its control arm, with pictures

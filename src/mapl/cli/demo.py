@@ -59,13 +59,13 @@ def demo(
     [bold]mapl demo[/bold]             five seeds: enough to say what letters add
     [bold]mapl demo --quick[/bold]     two seeds, few rounds: only to see that it works
     """
-    from mapl.runs.history import load
-
     seeds = seeds or (2 if quick else 5)
     # In folders of their own: the full demo cannot use the short runs of --quick.
     out = out or Path("runs/demo-quick" if quick else "runs/demo")
+    say(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}; Ctrl-C stops, and the same command goes on")
+    from mapl.runs.history import load  # brings torch, which takes seconds
+
     jobs = _jobs(out, seeds, quick)
-    say(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}")
     train(jobs)
     runs = {name: [load(job.folder) for job in jobs if job.arm == name] for name in ARMS}
     records = [record for arm in runs.values() for record in arm]

@@ -52,6 +52,8 @@ def sweep(
     train(planned.jobs)
     records = [load(job.folder) for job in planned.jobs]
     show_comparison(*compared(records), as_json)
+    if not as_json:
+        say(f"saved in {out}; again with: mapl compare {out}, with figures: mapl report {out}")
 
 
 def train(jobs: Sequence[Job]) -> None:
