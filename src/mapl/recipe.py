@@ -53,6 +53,7 @@ UNSET = "none"
 """How a recipe file says that a setting has no value, because TOML has no null."""
 
 LATER = {
+    "data": ("size", "label"),
     "augment": ("features", "tokens", "function"),
     "train": ("steps", "warmup_rounds", "cosine_rounds"),
     "partition": ("pooled", "sizes", "digest"),

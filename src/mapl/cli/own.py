@@ -59,7 +59,7 @@ def introduced(recipe: Recipe) -> list[str]:
         return []
     dataset = load_data(recipe)
     shards = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
-    return [*_found(dataset, recipe), *_divided(shards, recipe)]
+    return [*_found(dataset, recipe), *_divided(shards, recipe, dataset.noun)]
 
 
 def sentence(dataset: Dataset) -> str:
@@ -81,14 +81,14 @@ def _found(dataset: Dataset, recipe: Recipe) -> Iterator[str]:
         yield f"          {line}"
 
 
-def _divided(shards: Sequence[Shard], recipe: Recipe) -> Iterator[str]:
+def _divided(shards: Sequence[Shard], recipe: Recipe, noun: str) -> Iterator[str]:
     settings = recipe.partition
     how = SCHEMES[settings.scheme].format(**settings.model_dump())
     clients = "1 client" if len(shards) == 1 else f"{len(shards)} clients"
     train, test = (
         _between([len(part) for part in parts]) for parts in zip(*((s.train, s.test) for s in shards), strict=True)
     )
-    yield f"divided   among {clients} {how}: {train} training and {test} test images each"
+    yield f"divided   among {clients} {how}: {train} training and {test} test {noun} each"
     yield "          others: --clients, --set partition.scheme=dirichlet, or --scenario (mapl data show counts them)"
 
 

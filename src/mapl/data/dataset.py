@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -113,6 +113,9 @@ def _shape(samples: Samples) -> str:
     return f"{tuple(samples.shape)}{among}"
 
 
+Side = Annotated[int, Field(ge=1, le=4096)]
+
+
 class DataSettings(BaseModel):
     """Where the samples come from."""
 
@@ -122,7 +125,17 @@ class DataSettings(BaseModel):
     folder: Path | None = Field(
         None,
         description="Folder with the files of the data sets; default: $MAPL_DATA, or data/. For the data set 'folder', "
-        "the folder with your images; for 'npz', your file.",
+        "the folder with your images; for 'npz' and 'table', your file.",
+    )
+    size: Side | tuple[Side, Side] | None = Field(
+        None,
+        description="Your own images in files: pixels of a side, or [height, width]. 'none': as they are, or squares "
+        "of 64 pixels or less if they have several sizes or are larger than 128.",
+    )
+    label: str | None = Field(
+        None,
+        description="Your own table: the column with the labels. 'none': the one called label, class, target or y, or "
+        "the only one with text, or the last.",
     )
 
     def root(self) -> Path:

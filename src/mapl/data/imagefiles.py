@@ -1,4 +1,4 @@
-"""Images in files, with one folder per class."""
+"""Images of a published data set in files, with one folder per class."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from mapl.data.dataset import Progress, unseen
 from mapl.errors import MaplError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-CHANNELS = {"L": 1, "RGB": 3}
-"""Channels by Pillow's mode; images of other modes are refused or converted."""
 
 
 def class_names(split: Path) -> list[str]:
@@ -56,41 +54,26 @@ def _inside(folder: Path) -> list[Path]:
         raise MaplError(f"{str(folder)!r} is not a folder that can be read: {error.strerror}") from error
 
 
-def decode(
-    files: Sequence[Path],
-    shape: tuple[int, int, int] | None = None,
-    convert: bool = False,
-    progress: Progress = unseen,
-) -> NDArray[np.uint8]:
-    """The pixels (N, C, H, W) of image files that all have this shape (C, H, W), or else the shape of the first.
-
-    With `convert`, every image is converted to RGB. Otherwise images that are neither grey nor RGB are refused.
-    """
-    first = _pixels(files[0], convert)
-    pixels = np.empty((len(files), *(shape or first.shape)), np.uint8)
+def decode(files: Sequence[Path], shape: tuple[int, int, int], progress: Progress = unseen) -> NDArray[np.uint8]:
+    """The pixels (N, C, H, W) of image files of this shape (C, H, W), converted to RGB."""
+    pixels = np.empty((len(files), *shape), np.uint8)
     for number, path in enumerate(files):
-        image = _pixels(path, convert)
-        if image.shape != pixels.shape[1:]:
-            as_first = "" if shape else f", as {str(files[0])!r} has"
-            raise MaplError(
-                f"{str(path)!r} is an image of {_size(image.shape)}; it should have {_size(pixels.shape[1:])}{as_first}"
-            )
+        image = _pixels(path)
+        if image.shape != shape:
+            raise MaplError(f"{str(path)!r} is an image of {_size(image.shape)}; it should have {_size(shape)}")
         pixels[number] = image
         progress(number + 1, len(files))
     return pixels
 
 
-def _pixels(path: Path, convert: bool) -> NDArray[np.uint8]:
+def _pixels(path: Path) -> NDArray[np.uint8]:
     """One image (C, H, W)."""
     try:
         with Image.open(path) as image:
-            mode = image.mode
-            values = np.asarray(image.convert("RGB") if convert and mode != "RGB" else image)
+            values = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except Exception as error:  # Pillow's decoders raise many kinds of errors
         raise MaplError(f"{str(path)!r} is not an image that can be read: {error}") from error
-    if not convert and mode not in CHANNELS:
-        raise MaplError(f"{str(path)!r} is an image of mode {mode!r}; save it as grey (L) or RGB, 8 bits per channel")
-    return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+    return values.transpose(2, 0, 1)
 
 
 def _size(shape: Sequence[int]) -> str:

@@ -22,16 +22,37 @@ DIVIDING = {"scenario", "clusters", "sizes", "overlap", "shots", "shots_range", 
 """Settings of the paper's scenarios: who sets one of them asks for a scenario."""
 
 
+READERS = {".npz": "npz", ".csv": "table", ".tsv": "table", ".parquet": "table"}
+"""Which data set reads a file."""
+
+
 def kind_of(data: Path) -> str:
-    """Which data set reads this: a folder of images, or an .npz file."""
+    """Which data set reads this: a folder of images, or a file."""
     path = data.expanduser()
     if path.is_dir():
-        return "folder"
+        return _in_folder(path, data)
     if not path.exists():
         raise MaplError(f"there is no file or folder {str(data)!r}")
-    if path.suffix.lower() != ".npz":
-        raise MaplError(f"{str(data)!r} is neither a folder of images nor an .npz file (mapl list data says how)")
-    return "npz"
+    if path.suffix.lower() not in READERS:
+        raise MaplError(
+            f"{str(data)!r} is neither a folder of images nor a file that ends in {', '.join(READERS)} (mapl list data "
+            "says how)"
+        )
+    return READERS[path.suffix.lower()]
+
+
+def _in_folder(path: Path, data: Path) -> str:
+    """A folder of images; one with a single file of data was probably meant as that file."""
+    try:
+        inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+    except OSError as error:
+        raise MaplError(f"{str(data)!r} is not a folder that can be read: {error.strerror}") from error
+    if not inside:
+        raise MaplError(f"{str(data)!r} is an empty folder")
+    files = sorted(entry.name for entry in inside if entry.suffix.lower() in READERS)
+    if files and not any(entry.is_dir() for entry in inside):
+        raise MaplError(f"{str(data)!r} is a folder without images: give one of its files, such as {files[0]!r}")
+    return "folder"
 
 
 def located(name: str) -> Tree:

@@ -164,14 +164,14 @@ S = TypeVar("S", bound=Samples)
 
 TESTS = 0.2
 """The share of each class that becomes test images, if a data set of your own does not say which they are."""
-DRAWN = "they do not say which are test images: a fifth of each class was drawn, the same each time"
+DRAWN = "nothing says which are for tests: a fifth of each class was drawn, the same each time"
 
 
-def divided(samples: S, where: Path | str) -> tuple[S, S]:
+def divided(samples: S, where: str) -> tuple[S, S]:
     """Training and test samples, these from every class with more than one. The same samples give the same ones."""
     test = draw_held_out(samples.labels, TESTS, NOBODY, 0, "test images")
     if not test.any():
-        raise MaplError(f"{str(where)!r} has one image per class, so none of them can be test images")
+        raise MaplError(f"{where} has one sample per class, so none of them can be for tests")
     return samples.take(torch.nonzero(~test).flatten()), samples.take(torch.nonzero(test).flatten())
 
 

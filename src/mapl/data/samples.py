@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,10 +137,7 @@ class Features(Samples):
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Of each column of a table, of each channel of a signal. One that never changes is only centred."""
-        values = self.inputs.double().transpose(0, 1).flatten(1)
-        std = values.std(1, correction=0)
-        varies = std > 1e-6 * values.abs().amax(1)
-        return tuple(values.mean(1).tolist()), tuple(torch.where(varies, std, torch.ones_like(std)).tolist())
+        return statistics(self.inputs)
 
 
 @dataclass(frozen=True)
@@ -165,6 +163,19 @@ class Tokens(Samples):
         inside = (self.inputs >= 0) & (self.inputs < self.vocabulary)
         why = f"with a vocabulary of {self.vocabulary} ids run from 0 to {self.vocabulary - 1}"
         return _first(inside, self.inputs, "the token id", why)
+
+
+def statistics(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each column or channel (N, C, …). One that never changes has a deviation of 1.
+
+    They are part of what says which data these are. So they are rounded to ten digits, and summed on one thread: the
+    last digits of a sum depend on its order.
+    """
+    values = inputs.cpu().numpy().astype(np.float64).swapaxes(0, 1).reshape(inputs.shape[1], -1)
+    with np.errstate(invalid="ignore"):  # what is not finite is refused elsewhere, with its place
+        mean, std = values.mean(1), values.std(1)
+    std = np.where(std > 1e-6 * np.abs(values).max(1, initial=0), std, 1.0)
+    return tuple(float(f"{x:.10g}") for x in mean), tuple(float(f"{x:.10g}") for x in std)
 
 
 def _first(good: Tensor, values: Tensor, what: str, why: str, columns: tuple[str, ...] = ()) -> str:

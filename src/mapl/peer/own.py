@@ -45,15 +45,18 @@ def fitted(found: Dataset, agreed: Agreement) -> Dataset:
 
 def _numbers(found: Dataset, agreed: Agreement) -> list[int]:
     """The network's number of each of the data set's classes. Without names on one side, numbers are numbers."""
-    if not found.class_names:
-        if found.classes > agreed.classes:
-            raise MaplError(
-                f"your labels run to {found.classes - 1}, but the network has {agreed.classes} classes, so labels from "
-                f"0 to {agreed.classes - 1}"
-            )
-        return list(range(found.classes))
+    names = found.class_names or tuple(str(number) for number in range(found.classes))
     known = agreed.numbers() or {str(number): number for number in range(agreed.classes)}
-    return [_number(name, known) for name in found.class_names]
+    # Numbers are numbers of classes, unless the network's classes are named by numbers, too.
+    if all(map(str.isdigit, names)) and not (agreed.names and all(map(str.isdigit, agreed.names))):
+        largest = max(map(int, names))
+        if largest >= agreed.classes:
+            raise MaplError(
+                f"your labels run to {largest}, but the network has {agreed.classes} classes, so labels from 0 to "
+                f"{agreed.classes - 1}"
+            )
+        return [int(name) for name in names]
+    return [_number(name, known) for name in names]
 
 
 def _number(name: str, known: Mapping[str, int]) -> int:

@@ -69,7 +69,7 @@ class Cinic10:
             return kept
         files = [file for split in splits for file in split]
         log.warning("decoding %s images in %r; this is done once", f"{len(files):,}", str(cache.parent))
-        pixels = decode(files, SHAPE, convert=True, progress=self.progress)
+        pixels = decode(files, SHAPE, self.progress)
         decoded = np.split(pixels, np.cumsum([len(split) for split in splits])[:-1])
         _keep(decoded, cache, key)
         return decoded
