@@ -88,6 +88,15 @@ REAL_PLANE = mapl.methods.flt._plane
 """FLT's own, for the few tests that take the time."""
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium, for the modules that import `chromium`."""
+    from chromium import launched
+
+    with launched() as started:
+        yield started
+
+
 @pytest.fixture(scope="session", autouse=True)
 def flat_plane() -> Iterator[None]:
     """Two coordinates of FLT's centres in place of UMAP, which takes half a minute to import and compile."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
+import json
 import re
 import shutil
 import sys
@@ -22,6 +24,7 @@ import mapl
 from mapl.analysis.clusters import share_inside
 from mapl.analysis.compare import compare
 from mapl.data.sources.digits import Digits
+from mapl.live import assets
 from mapl.recipe import DataSettings
 from mapl.report import sentences, write_report
 from mapl.report.drawing import WIDTH, figure, legend
@@ -33,7 +36,7 @@ from mapl.report.tables import arms_table
 from mapl.report.text import listing, ranges
 from test_compare import seeds
 
-VOID = {"meta", "link", "img", "br"}
+VOID = {"meta", "link", "img", "br", "input"}
 
 
 def recipe(**settings: Any) -> mapl.Recipe:
@@ -89,6 +92,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self.scripts: list[str] = []
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert self.open == [], "every tag that is opened is closed"
@@ -102,7 +106,9 @@ class Page(HTMLParser):
         assert self.open.pop() == tag, f"</{tag}> closes the tag that was opened last"
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        elif "style" not in self.open:
             self.text += data
 
     def attributes(self, tag: str) -> list[dict[str, str | None]]:
@@ -113,7 +119,7 @@ def check_stands_alone(path: Path) -> Page:
     """What every page has to be."""
     page = Page(path)
     text = path.read_text(encoding="utf-8")
-    assert not page.attributes("script")
+    check_scripts(page)
     assert not re.search(r"https?://|url\(|@import", text)
     for _, attributes in page.tags:
         for name in ("src", "href"):
@@ -128,6 +134,21 @@ def check_stands_alone(path: Path) -> Page:
         assert len(picture["alt"] or "") > 20
     assert sorted(p.name for p in path.parent.iterdir()) == sorted(["report.html", *(f.name for f in files)])
     return page
+
+
+def check_scripts(page: Page) -> None:
+    """The only code is ours, and the page's policy names its digest. What it is told is data."""
+    policy = next(meta["content"] or "" for meta in page.attributes("meta") if "http-equiv" in meta)
+    assert policy.startswith("default-src 'none'")
+    if not page.attributes("script"):
+        assert "script-src" not in policy
+        return
+    told, code = page.scripts
+    assert [script.get("type") for script in page.attributes("script")] == ["application/json", None]
+    assert not set("<>&") & set(told)
+    assert json.loads(told)["runs"]
+    assert code == assets.frozen_script()
+    assert f"script-src 'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'" in policy
 
 
 def test_methods_controls_and_seeds(full_page: Path) -> None:

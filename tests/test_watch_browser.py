@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -14,54 +13,26 @@ from typing import Any
 import pytest
 import torch
 
+from chromium import DESK, PHONE, until, violations
+from chromium import opened as opened_at
 from mapl.live.server import Server
 from mapl.live.watch import Watch
 from mapl.runs.history import load
 from shown_runs import ShownRun
 from test_watch import ALONE, weights_of
 
-CHROMIUM = os.environ.get("MAPL_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-if CHROMIUM is None:
-    pytest.skip("there is no Chromium: install one, or name it in MAPL_CHROMIUM", allow_module_level=True)
-driver = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (mapl[dev])")
-
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 SOON = 2.0
 """Seconds after its end within which a round is on the page."""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with driver.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @contextmanager
 def opened(browser: Any, root: Path, run: str = "", **options: Any) -> Iterator[Any]:
-    """The page, with every complaint of the browser being an error."""
-    complaints: list[str] = []
+    """The page of a server of its own."""
     with Server(Watch(root, run)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        context = browser.new_context(**{"viewport": DESK, **options})
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
-        page.goto(server.url)
-        yield page
-        context.close()
+        with opened_at(browser, server.url, expected="404", **options) as page:
+            yield page
         server.shutdown()
-    assert [text for text in complaints if "404" not in text] == []
-
-
-def until(page: Any, condition: str, seconds: float = 15.0) -> float:
-    """Wait until something holds on the page; returns how long that took."""
-    begin = time.perf_counter()
-    while not page.evaluate(condition):
-        assert time.perf_counter() - begin < seconds, f"{condition} did not come true"
-        time.sleep(0.03)
-    return time.perf_counter() - begin
 
 
 def graph_of(round: int) -> str:
@@ -167,9 +138,18 @@ def test_nothing_is_wider_than_the_window_and_the_gain_is_in_sight(
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         gain = page.locator("#tiles div", has_text="Gain").bounding_box()
         assert gain["y"] + gain["height"] < size["height"]
-        if axe := os.environ.get("MAPL_AXE"):
-            page.evaluate(Path(axe).read_text(encoding="utf-8"))
-            assert page.evaluate("axe.run().then(found => found.violations.map(one => one.id))") == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_axe_finds_nothing(browser: Any, tmp_path: Path, size: dict[str, int], dark: bool) -> None:
+    ShownRun(tmp_path / "run").play(5)
+    ShownRun(tmp_path / "alone", **ALONE).play(5)
+    with opened(browser, tmp_path, "run", viewport=size, color_scheme="dark" if dark else "light") as page:
+        until(page, graph_of(5))
+        assert violations(page) == []
+        page.click("#numbers summary")
+        assert violations(page) == []
 
 
 def test_less_motion_is_a_picture_at_rest(browser: Any, tmp_path: Path) -> None:

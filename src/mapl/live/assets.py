@@ -10,8 +10,11 @@ from string import Template
 
 FOLDER = Path(__file__).parent / "page"
 STYLES = ("base.css", "view.css")
-SCRIPTS = ("layout.js", "draw.js", "view.js", "live.js")
-"""In the order in which they are loaded."""
+VIEW = ("layout.js", "draw.js", "view.js")
+"""What shows a run, in the order in which it is loaded."""
+SCRIPTS = (*VIEW, "live.js")
+FROZEN = (*VIEW, "frozen.js")
+"""Of a page that has its runs in itself, and asks nobody."""
 
 
 @cache
@@ -27,6 +30,16 @@ def live_page(chosen: str) -> bytes:
     page = Template(text("live.html"))
     chosen = escape(chosen, quote=True)
     return page.substitute(styles=links, scripts=scripts, view=text("view.html"), chosen=chosen).encode()
+
+
+def frozen_view() -> str:
+    """The part of a page that shows runs without a server. The page also needs the styles and the script."""
+    return Template(text("frozen.html")).substitute(view=text("view.html"))
+
+
+def frozen_script() -> str:
+    """Shows what is in the page's element `told`, as JSON."""
+    return "\n".join(map(text, FROZEN))
 
 
 def _served(name: str, kind: str) -> Callable[[], tuple[str, bytes]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -63,7 +65,15 @@ class Picture:
     svg: bytes | None = None
 
 
-Block = Heading | Paragraph | Bullets | Facts | Table | Picture
+@dataclass(frozen=True)
+class Scene:
+    """Runs that move: the network with a slider through its rounds. Only HTML shows it."""
+
+    told: Mapping[str, Any]
+    """What the page's script reads."""
+
+
+Block = Heading | Paragraph | Bullets | Facts | Table | Picture | Scene
 
 
 @dataclass
@@ -90,8 +100,8 @@ class Document:
         return [block for block in self.blocks if isinstance(block, Picture)]
 
     def numbered(self) -> Iterator[tuple[Block, int]]:
-        """Each block, and the number of pictures up to and including it."""
-        number = 0
+        """Each block, and how many of its kind there are up to and including it."""
+        numbers: Counter[type[Block]] = Counter()
         for block in self.blocks:
-            number += isinstance(block, Picture)
-            yield block, number
+            numbers[type(block)] += 1
+            yield block, numbers[type(block)]

@@ -38,6 +38,7 @@ def facts(lines: Sequence[Line]) -> dict[str, list[str]]:
         "Scenario": _all(_scenario(recipe) for recipe in recipes),
         "Clients": _all(_clients(line.first) for line in lines),
         "Network": _all(_network(recipe) for recipe in recipes),
+        "Training": _all(_training(recipe) for recipe in recipes),
         "Rounds": [_rounds(lines)],
         "Seeds": [f"{listing(sorted({run.recipe.seed for run in runs}))} ({count(len(runs), 'run')} in all)"],
     }
@@ -104,6 +105,15 @@ def _clients(record: Record) -> str:
     return (
         f"{number}, each with {data} ({_range([card.samples for card in cards])} training images, "
         f"{_range([card.tests for card in cards])} test images), {each}{models}"
+    )
+
+
+def _training(recipe: Recipe) -> str:
+    train = recipe.train
+    most = "" if train.steps is None else f", at most {train.steps:,} an epoch"
+    return (
+        f"optimiser {train.optimizer}, learning rate {train.learning_rate:g}, "
+        f"{count(train.epochs, 'epoch')} a round, batches of {train.batch:,}{most}"
     )
 
 

@@ -1,18 +1,22 @@
-"""Documents as HTML: one file with everything in it, which loads nothing from a network and runs no script.
+"""Documents as HTML: one file with everything in it, which loads nothing from a network.
 
-All text is escaped here, and nowhere else.
+All text is escaped here, and nowhere else. Only a page with a scene has a script. It is ours, and the browser is given
+its digest, so that it runs no other.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from html import escape as escape_html
 from string import Template
+from typing import Any
 
 from mapl.live import assets
 from mapl.names import printable
-from mapl.report.document import Block, Bullets, Document, Entry, Facts, Heading, Paragraph, Picture, Table
+from mapl.report.document import Block, Bullets, Document, Entry, Facts, Heading, Paragraph, Picture, Scene, Table
 
 
 def escape(text: str) -> str:
@@ -20,12 +24,13 @@ def escape(text: str) -> str:
     return escape_html(printable(text, keep="\n"))
 
 
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="$policy">
 <title>$title</title>
 <link rel="icon" href="data:,">
 <style>$style</style>
@@ -34,7 +39,7 @@ PAGE = Template("""<!DOCTYPE html>
 <main>
 $body
 </main>
-</body>
+$script</body>
 </html>
 """)
 
@@ -44,9 +49,26 @@ def to_html(document: Document) -> bytes:
     title, subtitle = escape(document.title), escape(document.subtitle)
     header = f'<header>\n<h1>{title}</h1>\n<p class="soft">{subtitle}</p>\n</header>'
     body = "\n".join([header, *(_block(block, number) for block, number in document.numbered())])
-    text = PAGE.substitute(title=title, style=assets.text("base.css"), body=body)
+    style, script, policy = assets.text("base.css"), "", POLICY
+    if any(isinstance(block, Scene) for block in document.blocks):
+        style += assets.text("view.css")
+        code = assets.frozen_script()
+        script, policy = f"<script>{code}</script>\n", f"{POLICY}; script-src 'sha256-{_digest(code)}'"
+    text = PAGE.substitute(title=title, style=style, body=body, script=script, policy=policy)
     # The name of a folder may hold bytes that are not text.
     return text.encode("utf-8", "replace")
+
+
+def _digest(code: str) -> str:
+    return base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+
+
+def _scene(told: Mapping[str, Any]) -> str:
+    """What moves, and what it is told. In a script, text ends at the next "</script", whatever is around it."""
+    tree = json.dumps(told, separators=(",", ":"), allow_nan=False)
+    for mark in "<>&":
+        tree = tree.replace(mark, f"\\u{ord(mark):04x}")
+    return f'{assets.frozen_view()}<script type="application/json" id="told">{tree}</script>'
 
 
 def _block(block: Block, number: int) -> str:
@@ -60,9 +82,11 @@ def _block(block: Block, number: int) -> str:
         case Facts(entries):
             return "\n".join(["<dl>", *(_fact(name, texts) for name, texts in entries.items()), "</dl>"])
         case Table():
-            return _table(block)
+            return _table(block, number)
         case Picture():
             return _picture(block, number)
+        case Scene(told):
+            return _scene(told)
 
 
 def _fact(name: str, texts: Sequence[str]) -> str:
@@ -71,20 +95,27 @@ def _fact(name: str, texts: Sequence[str]) -> str:
 
 def _picture(picture: Picture, number: int) -> str:
     data = base64.b64encode(picture.png).decode()
+    image = f'<img src="data:image/png;base64,{data}" alt="{escape(picture.alt)}">'
     return (
-        f'<figure>\n<img src="data:image/png;base64,{data}" alt="{escape(picture.alt)}">\n'
+        f"<figure>\n{_sideways(image, f'Figure {number}')}\n"
         f"<figcaption><b>Figure {number}.</b> {escape(picture.caption)}</figcaption>\n</figure>"
     )
 
 
-def _table(table: Table) -> str:
-    def line(tag: str, cells: Sequence[str | Entry]) -> str:
-        styles = [' class="words"' if column < table.words else "" for column in range(len(table.titles))]
-        return "".join(f"<{tag}{style}>{_cell(cell)}</{tag}>" for style, cell in zip(styles, cells, strict=True))
+def _sideways(html: str, name: str) -> str:
+    """What may be wider than the window: it moves sideways by itself, with the keyboard too."""
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{escape(name)}">\n{html}\n</div>'
 
-    head = f"<thead><tr>{line('th', table.titles)}</tr></thead>"
+
+def _table(table: Table, number: int) -> str:
+    def line(tag: str, cells: Sequence[str | Entry], scope: str = "") -> str:
+        styles = [' class="words"' if column < table.words else "" for column in range(len(table.titles))]
+        return "".join(f"<{tag}{scope}{style}>{_cell(cell)}</{tag}>" for style, cell in zip(styles, cells, strict=True))
+
+    titles = line("th", table.titles, ' scope="col"')
+    head = f"<thead><tr>{titles}</tr></thead>"
     body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in table.rows)
-    html = f'<div class="wide">\n<table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table>\n</div>'
+    html = _sideways(f"<table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table>", f"Table {number}")
     if not table.folded:
         return html
     return f"<details>\n<summary>{escape(table.folded)}</summary>\n{html}\n</details>"

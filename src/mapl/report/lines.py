@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -34,8 +35,14 @@ class Line:
 
     @property
     def first(self) -> Record:
-        """The run that stands for the arm where only one can be shown."""
+        """The run that was given first: its settings are those of the arm."""
         return self.runs[0]
+
+    @cached_property
+    def typical(self) -> Record:
+        """The run that stands for the arm where only one can be shown: the one in the middle by its accuracy."""
+        tested = sorted((run for run in self.runs if run.tested), key=lambda run: run.mean)
+        return tested[(len(tested) - 1) // 2] if tested else self.first
 
     @property
     def colour(self) -> str:
@@ -73,6 +80,21 @@ def lines(records: Sequence[Record], arms: Sequence[Arm] | None = None) -> list[
         raise MaplError(f"arms: got {len(arms)}, but the runs that were tested make {tested}")
     by_label = {arm.label: arm for arm in arms}
     return [Line(label, runs, by_label.get(label), place) for place, (label, runs) in enumerate(groups.items())]
+
+
+def most_interesting(lines: Sequence[Line]) -> Line:
+    """The arm to show first: the most accurate of those whose clients listen to each other, or else of all.
+
+    A ceiling comes last: its clients have each other's data.
+    """
+
+    def interest(line: Line) -> tuple[bool, bool, float]:
+        arm = line.arm
+        if arm is None:
+            return False, False, 0.0
+        return not arm.is_ceiling, arm.messages > 0 and line.typical.graph.exists, arm.accuracy.mean
+
+    return max(lines, key=interest)
 
 
 def accuracy_curve(line: Line) -> Curve | None:

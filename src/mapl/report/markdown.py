@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from mapl.report.document import Block, Bullets, Document, Entry, Facts, Heading, Paragraph, Picture, Table
+from mapl.report.document import Block, Bullets, Document, Entry, Facts, Heading, Paragraph, Picture, Scene, Table
 
 
 def to_markdown(document: Document) -> bytes:
@@ -29,6 +29,8 @@ def _block(block: Block, number: int, folder: str) -> str:
             return "\n".join(f"- **{plain(name)}**: {'; '.join(map(plain, texts))}" for name, texts in entries.items())
         case Picture(name, alt, caption):
             return f"![{plain(alt)}]({folder}{name}.png)\n\n**Figure {number}.** {plain(caption)}"
+        case Scene():
+            return "_The page in HTML shows these runs round by round._"
         case Table(titles, rows, words, folded):
             table = markdown_table(list(map(plain, titles)), [list(map(_cell, row)) for row in rows], words)
             return f"<details>\n<summary>{escape(folded)}</summary>\n\n{table}\n\n</details>" if folded else table

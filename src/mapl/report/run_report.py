@@ -9,7 +9,8 @@ from mapl.analysis.compare import Arm, notes
 from mapl.report import curves, facts, maps, sentences, tables
 from mapl.report.document import Bullets, Document, Facts, Heading, Paragraph
 from mapl.report.embedding import embed, embedding_figure
-from mapl.report.lines import Line, lines, loss_terms
+from mapl.report.frozen import frozen
+from mapl.report.lines import Line, lines, loss_terms, most_interesting
 from mapl.report.text import count, listing
 from mapl.report.write import write_document
 from mapl.runs.history import Record
@@ -44,19 +45,24 @@ def write_report(
     all_lines = lines(records, arms)
     runs = sum(len(line.runs) for line in all_lines)
     page = Document(title or facts.title(all_lines), f"Made by mapl from {count(runs, 'run')}.")
+    page.add(Bullets(sentences.headlines(all_lines)))
+    shown = most_interesting(all_lines)
+    if scene := frozen(all_lines, shown):
+        page.add(scene)
     page.add(*(Paragraph(text.strip()) for text in introduction.split("\n\n") if text.strip()))
     _results(page, all_lines)
-    _graphs(page, all_lines)
+    _graphs(page, all_lines, shown)
     _costs(page, all_lines)
-    _clients(page, all_lines)
+    _clients(page, all_lines, shown.typical)
     write_document(page, Path(out), html="report.html")
     return Path(out) / "report.html"
 
 
 def _results(page: Document, lines: Sequence[Line]) -> None:
-    page.add(Bullets(sentences.headlines(lines)))
     page.add(Heading("What was run"), Facts(facts.facts(lines)))
     page.add(Heading("Results"), tables.arms_table(lines), Paragraph(sentences.ARMS_EXPLAINED))
+    if others := sentences.further(lines):
+        page.add(Bullets(others))
     if remarks := notes([line.arm for line in lines if line.arm is not None]):
         page.add(Bullets(remarks))
     if (measures := tables.measures_table(lines)) is not None:
@@ -68,17 +74,20 @@ def _results(page: Document, lines: Sequence[Line]) -> None:
         page.draw("accuracy", curves.accuracy_figure(lines), alt, sentences.accuracy_caption(lines))
 
 
-def _graphs(page: Document, lines: Sequence[Line]) -> None:
+def _graphs(page: Document, lines: Sequence[Line], shown: Line) -> None:
     page.add(Heading("Who has what, and who listens to whom"))
-    first = lines[0].first
+    record = shown.typical
     alt = "Map of clients by classes, and map of the share of classes that each pair of clients has in common."
-    page.draw("data", maps.data_figure(first), alt, sentences.data_caption(first))
-    drawn = [(line, rounds) for line in lines if (rounds := maps.graph_rounds(line.first, curves.graph_start(line)))]
+    page.draw("data", maps.data_figure(record), alt, sentences.data_caption(record))
+    order = [shown, *(line for line in lines if line is not shown)]
+    drawn = [(line, rounds) for line in order if (rounds := maps.graph_rounds(line.typical, curves.graph_start(line)))]
     if not drawn:
         page.add(Paragraph("In none of these runs did a client listen to another, so there is no graph to show."))
     for number, (line, rounds) in enumerate(drawn[:GRAPHS], start=1):
         alt = f"Heat maps of the true overlap of classes and of the mixing matrix W of {line.label} in some rounds."
-        page.draw(f"graph-{number}", maps.graph_figure(line.first, rounds), alt, sentences.graph_caption(line, rounds))
+        page.draw(
+            f"graph-{number}", maps.graph_figure(line.typical, rounds), alt, sentences.graph_caption(line, rounds)
+        )
         _embedding(page, line, number)
     if len(drawn) > GRAPHS:
         left_out = listing(line.label for line, _ in drawn[GRAPHS:])
@@ -86,7 +95,7 @@ def _graphs(page: Document, lines: Sequence[Line]) -> None:
 
 
 def _embedding(page: Document, line: Line, number: int) -> None:
-    embedding = embed(line.first)
+    embedding = embed(line.typical)
     if isinstance(embedding, str):
         page.add(Paragraph(f"There is no picture of the embeddings of {line.label}: {embedding}."))
         return
@@ -113,11 +122,10 @@ def _costs(page: Document, lines: Sequence[Line]) -> None:
         page.add(Paragraph(sentences.refused_letters(played)), tables.refused_table(played))
 
 
-def _clients(page: Document, lines: Sequence[Line]) -> None:
-    first = lines[0].first
-    page.add(Heading(f"The clients of {first.folder.name}"), tables.clients_table(first))
-    if len(first.clients) > tables.MOST_CLIENTS:
-        page.add(Paragraph(f"The first {tables.MOST_CLIENTS} of {len(first.clients):,} clients."))
+def _clients(page: Document, lines: Sequence[Line], record: Record) -> None:
+    page.add(Heading(f"The clients of {record.folder.name}"), tables.clients_table(record))
+    if len(record.clients) > tables.MOST_CLIENTS:
+        page.add(Paragraph(f"The first {tables.MOST_CLIENTS} of {len(record.clients):,} clients."))
     page.add(Heading("The runs"), tables.runs_table(lines), Paragraph(AGAIN))
     if not all(run.whole for line in lines for run in line.runs):
         page.add(Paragraph(OF_A_PART))

@@ -11,9 +11,10 @@ from torch import Tensor
 from mapl.analysis.clusters import adjusted_rand, edges, first_mixed, share_inside
 from mapl.analysis.compare import Arm
 from mapl.network.refused import total
+from mapl.recipe import has_letters
 from mapl.report.curves import mesh, term_name
 from mapl.report.embedding import Embedding
-from mapl.report.lines import Line, loss_curve, loss_terms
+from mapl.report.lines import Line, loss_curve, loss_terms, most_interesting
 from mapl.report.text import DASH, count, listing, percent
 from mapl.runs.history import Record
 
@@ -30,28 +31,62 @@ WAY_EXPLAINED = (
     "training alone, 100 % is as good as sharing all data. No room: for some seed the ceiling is not better than the "
     "control."
 )
-MOST_ARMS = 3
-"""Arms that the top of the page speaks about; the table has them all."""
 LARGEST_CLUSTERING = 500
 """Clients; a spectral clustering of more takes too long."""
 
 
 def headlines(lines: Sequence[Line]) -> list[str]:
-    """The few things to know."""
+    """The three things to know: how accurate the best arm is, what letters add, and how the network looks."""
     tested = [(line, line.arm) for line in lines if line.arm is not None]
     if not tested:
         return ["None of these runs has been tested yet, so there is no accuracy to show."]
     # A ceiling takes no part: its clients have each other's data.
     contestants = [pair for pair in tested if not pair[1].is_ceiling] or tested
     best, arm = max(contestants, key=lambda pair: pair[1].accuracy.mean)
-    subject = "It" if len(lines) == 1 else f"The arm with the highest accuracy is {best.label}: it"
+    subject = best.label if len(lines) == 1 else f"The most accurate arm is {best.label}: it"
     accuracy = (
-        f"{subject} classifies {arm.accuracy.text()} % of its clients' test images correctly (mean over "
-        f"{count(len(best.first.clients), 'client')} and {count(len(arm.seeds), 'seed')} at the last test)."
+        f"{subject} classifies {arm.accuracy.text()} % of the test images correctly "
+        f"({count(len(best.first.clients), 'client')}, {count(len(arm.seeds), 'seed')})."
     )
-    gains = [gain_sentence(line.label, arm) for line, arm in tested if arm.gain is not None]
-    recovered = [_recovery(line, arm.inside) for line, arm in tested if arm.inside is not None]
-    return [accuracy, *gains[:MOST_ARMS], *recovered[:MOST_ARMS]]
+    shown = most_interesting(lines)
+    return [accuracy, _what_letters_add(shown), _how_it_looks(shown)]
+
+
+def further(lines: Sequence[Line]) -> list[str]:
+    """The same of the other arms."""
+    shown = most_interesting(lines)
+    others = [(line, line.arm) for line in lines if line.arm is not None and line is not shown]
+    gains = [gain_sentence(line.label, arm) for line, arm in others if arm.gain is not None]
+    return [*gains, *(_recovery(line, arm.inside) for line, arm in others if arm.inside is not None)]
+
+
+def _what_letters_add(line: Line) -> str:
+    """The gain, or why none is known."""
+    if line.arm is not None and line.arm.gain is not None:
+        return gain_sentence(line.label, line.arm)
+    if not has_letters(line.first.recipe):
+        return "No letter was sent: every client learned alone."
+    if not line.first.whole:
+        return f"{line.label} is a part of a network, so it is compared with no run without letters."
+    return (
+        f"What letters add to {line.label} is not known here: its control, the same recipe without letters, "
+        "is not among these runs."
+    )
+
+
+def _how_it_looks(line: Line) -> str:
+    """Whether the clusters were found; where that is no question, how much was sent, or how much clients differ."""
+    arm = line.arm
+    if arm is None:
+        return ""
+    if arm.inside is not None:
+        return (
+            f"Its clients give {percent(arm.inside)} of their weight for others to their own cluster, which nobody "
+            "told them about."
+        )
+    if arm.messages:
+        return f"Each run sent {count(arm.messages, 'letter')}, {arm.bytes / 2**20:,.1f} MiB in all."
+    return f"The standard deviation over its clients is {100 * arm.spread:.1f} points."
 
 
 MEASURES_EXPLAINED = (
@@ -151,7 +186,7 @@ def data_caption(record: Record) -> str:
 
 
 def graph_caption(line: Line, rounds: dict[int, str]) -> str:
-    record = line.first
+    record = line.typical
     possible = len(record.clients) * (record.recipe.clients - 1)
     text = (
         f"{line.label}, seed {record.recipe.seed}. Grey: the true overlap of classes. Blue: the mixing matrix W; row i "
@@ -172,6 +207,8 @@ def _graph_verdict(record: Record, first: int) -> str:
     before, after = (share_inside(graph, clusters) for graph in graphs)
     if before is None or after is None:
         return "In the end nobody listens to anybody."
+    if round(100 * before) == round(100 * after) == 100:
+        return "From the first letters on, all weight stays inside the clusters, which nobody told the clients about."
     text = f"The share of weight inside the clusters went from {percent(before)} to {percent(after)}: "
     if after >= (1 + before) / 2 and after > before:
         text += f"clients {_kin_found(graphs[1], clusters, after)}, without seeing any of it."
@@ -218,10 +255,10 @@ def embedding_caption(line: Line, embedding: Embedding) -> str:
     else:
         verdict = "each client has a space of its own"
     chance = f"the same class for {percent(embedding.aligned)} of the points (by chance {percent(embedding.by_chance)})"
-    if 1 < len(set(embedding.clusters.tolist())) < len(line.first.clients):
+    if 1 < len(set(embedding.clusters.tolist())) < len(line.typical.clients):
         chance += f" and the same cluster for {percent(embedding.kin)} (by chance {percent(embedding.kin_by_chance)})"
     return (
-        f"{line.label}, seed {line.first.recipe.seed}, after {count(embedding.rounds, 'round')}: embeddings z of "
+        f"{line.label}, seed {line.typical.recipe.seed}, after {count(embedding.rounds, 'round')}: embeddings z of "
         f"{len(embedding.points):,} test images, each from its own client's model, laid out by t-SNE. Colours are "
         "classes on the left and clients on the right; shapes are clusters. The nearest point of another client has "
         f"{chance}: {verdict}. In a t-SNE, distances between far islands mean nothing."

@@ -23,8 +23,9 @@ MOST_CLIENTS = 200
 def arms_table(lines: Sequence[Line]) -> Table:
     """One row per arm."""
     way = ["way to pooled"] if shows_way(lines) else []
-    before = ["arm", "seeds", "accuracy (%)", "std over clients", "collaboration gain"]
-    titles = [*before, *way, "inside clusters", "messages", "MiB", "seconds"]
+    # On a narrow screen the first columns are in sight.
+    after = ["seeds", "std over clients", "inside clusters", "messages", "MiB", "seconds"]
+    titles = ["arm", "accuracy (%)", "collaboration gain", *way, *after]
     return Table(titles, [[Entry((line.label,), colour=line.colour), *_numbers(line, bool(way))] for line in lines])
 
 
@@ -51,13 +52,13 @@ def _numbers(line: Line, way: bool) -> list[str]:
     arm = line.arm
     if arm is None:
         seconds = fmean(run.seconds for run in line.runs)
-        return [str(len(line.runs)), "not tested yet", *[DASH] * (5 + way), f"{seconds:,.0f}"]
+        return ["not tested yet", *[DASH] * (1 + way), str(len(line.runs)), *[DASH] * 4, f"{seconds:,.0f}"]
     return [
-        str(len(arm.seeds)),
         arm.accuracy.text(),
-        f"{100 * arm.spread:.1f}",
         gain_cell(arm),
         *([arm.way or DASH] if way else []),
+        str(len(arm.seeds)),
+        f"{100 * arm.spread:.1f}",
         percent(arm.inside),
         f"{arm.messages:,.0f}",
         f"{arm.bytes / 2**20:,.1f}",

@@ -7,7 +7,7 @@ const state = {run: '', stamp: '', busy: false};
 const view = new View(async round => {
   const run = state.run;
   const answer = await ask('graph.json', {run, round});
-  return answer.ok && run === state.run ? answer.tree.rows : null;
+  return answer.ok && run === state.run ? answer.tree : null;
 });
 window.mapl = {view, state};
 

@@ -30,7 +30,7 @@ function time(seconds) {
 }
 
 class View {
-  // `fetchGraph(round)` gives the rows of W of a round, counted from 0, or null.
+  // `fetchGraph(round)` gives {round, rows}: W of a round, counted from 0, or of the last one before it that is known; or null.
   constructor(fetchGraph) {
     this.fetchGraph = fetchGraph;
     this.network = new Network($('network'));
@@ -90,14 +90,17 @@ class View {
   async choose(round) {
     this.following = round === this.lines.length;
     this.round = round;
+    this.older = 0;
     $('round').value = Math.max(1, round);
     this.paint();
     if (!round || !this.graphs) return;
-    const rows = await this.fetchGraph(round - 1);
-    if (rows && round === this.round) {
-      this.rows = rows;
-      this.network.connect(rows);
-      this.rowsOf = round;
+    const graph = await this.fetchGraph(round - 1);
+    if (graph && round === this.round) {
+      this.rows = graph.rows;
+      this.network.connect(graph.rows);
+      this.rowsOf = graph.round + 1;
+      this.older = this.rowsOf < round ? this.rowsOf : 0;
+      this.where();
       this.words();
       this.table();
     }
@@ -141,13 +144,19 @@ class View {
     if (!this.run) return;
     const {accuracy, control} = this.results();
     this.tiles(accuracy, control);
-    $('where').textContent = this.round ? `round ${this.round} of ${this.run.planned}` : 'not begun';
+    this.where();
     this.network.draw && this.network.layout && this.network.draw();
     drawCurve($('curve'), this.lines, this.control, this.run.planned, Math.max(1, this.round));
     drawEach($('each'), this.network, accuracy, control, this.run.held);
     this.describe(accuracy, control);
     this.words();
     this.table();
+  }
+
+  // Which round is shown. A page without a server may not have W of each.
+  where() {
+    const other = this.older ? `, W of ${this.older}` : '';
+    $('where').textContent = this.round ? `round ${this.round} of ${this.run.planned}${other}` : 'not begun';
   }
 
   tiles(accuracy, control) {
