@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check network lint types docs clean
+.PHONY: help demo test check network browser lint types docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,9 @@ check: $(STAMP) ## the slow rest of the tests; MAPL_DATA=folder adds those on pu
 
 network: $(STAMP) ## networks of 8 and 12 real peers, one after another: kills, partitions, equality (ten minutes)
 	@$(BIN)/python -m pytest -m network
+
+browser: ## a Chromium and axe-core, if they can be had; without them the tests of pages are skipped
+	@tests/get_browser.sh
 
 lint: $(STAMP) ## ruff, as CI runs it
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
