@@ -12,9 +12,10 @@ import pytest
 
 from conftest import in_child
 from mapl.cli import main
+from mapl.pace import Pace, duration
 from mapl.terminal import progress as module
-from mapl.terminal.messages import duration, show_warning, warn
-from mapl.terminal.progress import Pace, PlainLines, counting, progress
+from mapl.terminal.messages import show_warning, warn
+from mapl.terminal.progress import PlainLines, counting, progress
 
 
 @pytest.fixture

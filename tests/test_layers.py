@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "mapl"
 
 LAYERS = [
     {"errors"},
-    {"keys", "names", "contents", "plugins", "clock", "shape"},
+    {"keys", "names", "contents", "plugins", "clock", "pace", "shape"},
     {"losses", "measures"},
     {"collaboration", "kinship", "mixing"},
     {"network", "data"},

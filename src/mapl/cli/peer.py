@@ -17,8 +17,9 @@ from mapl.cli.export import Format
 from mapl.cli.progress import observing
 from mapl.cli.runs import RoundsJsonOption, sentences, summary
 from mapl.names import printable
+from mapl.pace import duration
 from mapl.terminal.interrupt import Interrupt, leave
-from mapl.terminal.messages import console, duration, say, warn
+from mapl.terminal.messages import console, say, warn
 from mapl.terminal.options import JsonOption, TrustOption
 
 app = typer.Typer(

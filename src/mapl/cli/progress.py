@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from mapl.terminal.progress import Pace, Show, progress
+from mapl.pace import Pace
+from mapl.terminal.progress import Show, progress
 
 if TYPE_CHECKING:
     from mapl.recipe import Recipe

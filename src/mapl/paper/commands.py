@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mapl.errors import MaplError
+from mapl.pace import duration
 from mapl.paper.tables import FURTHER, TABLES, cells
 from mapl.terminal.interrupt import Interrupt
-from mapl.terminal.messages import duration, say, warn
+from mapl.terminal.messages import say, warn
 from mapl.terminal.options import JsonOption, SetOption
 from mapl.terminal.progress import progress
 

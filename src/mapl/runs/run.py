@@ -38,7 +38,9 @@ from mapl.runs.history import (
     times_line,
     write_recipe,
 )
+from mapl.runs.interrupt import Stopped, interruptible
 from mapl.runs.mend import check_same_data, cut_to, intact_history, restore_newest, unfit
+from mapl.runs.notebook import in_notebook
 from mapl.runs.part import (
     Data,
     Part,
@@ -74,6 +76,9 @@ def run(
     after every round; if it returns true, the run saves and returns early. `folder` defaults to runs/<title>, with a
     digest of the data if they are your own. With `profile`, the record says where the time went (`record.profile`).
     `make` makes what plays the rounds: by default all clients in this process.
+
+    Ctrl-C finishes the round and saves before it raises KeyboardInterrupt. A second one does not wait. In a notebook a
+    bar shows how far the run is.
     """
     clock = Clock(profile)
     recipe = given_in_python(recipe, data, backbones)
@@ -237,13 +242,14 @@ class _Loop:
         graph_writer.cut(first)
         player.warm_up()
         writer = checkpoint.Writer(folder, recipe.checkpoint.keep, [folder / name for name in (HISTORY, ROWS, INDEX)])
-        with clock.running(player.device), lasting(), writer as checkpoints:
+        observers: list[Observer] = [*self.observers, *in_notebook(recipe.rounds, first)]
+        with clock.running(player.device), lasting(), interruptible() as interrupted, writer as checkpoints:
             for t in range(first, recipe.rounds):
                 if player.budget_is_spent:
                     break
                 line, seconds = player.play(t, clock)
                 last = t + 1 == recipe.rounds or player.budget_is_spent
-                stopping = not last and self.stop()
+                stopping = not last and (self.stop() or interrupted())
                 with _writing(folder, player):
                     history.append(line, graph_writer.append(player.rows()))
                     if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
@@ -254,14 +260,25 @@ class _Loop:
                             elif self.durable:
                                 checkpoints.wait_for_file()
                     chain.append(folder / TIMES, times_line(t, seconds, history.before))
-                for observe in self.observers:
+                for observe in observers:
                     observe(recipe, line, seconds)
                 if stopping:
                     break
         if clock.profiling and player.round > first:
             with _writing(folder, player):
                 write_aside(folder / PROFILE, json.dumps(clock.profile(player.round - first), indent=1).encode())
-        return load(folder)
+        record = load(folder)
+        if interrupted():
+            raise Stopped(_said_of_an_interrupt(record))
+        return record
+
+
+def _said_of_an_interrupt(record: Record) -> str:
+    """Where the run stands, and how it goes on."""
+    if record.finished:
+        return f"the run was in its last round; it is finished, in {str(record.folder)!r}"
+    way = f"mapl.resume({str(record.folder)!r})" if record.whole else "resume this part"
+    return f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, and saved; to go on: {way}"
 
 
 @contextmanager

@@ -54,11 +54,3 @@ def console() -> Console:
     A pipe has no width, so tables are not cut or wrapped to fit one.
     """
     return Console(width=None if sys.stdout.isatty() else 1000, markup=False, emoji=False)
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from mapl.names import printable
-from mapl.terminal.messages import duration
+from mapl.pace import Pace, duration
 
 
 class Show(Protocol):
@@ -76,27 +76,6 @@ class PlainLines:
             return False
         self.last = now
         return True
-
-
-class Pace:
-    """Estimates how many seconds are left, from what was done since it was first asked.
-
-    What was done before that (a run that is resumed, a download that goes on) took none of our time.
-    """
-
-    def __init__(self) -> None:
-        self.start: tuple[int, float] | None = None
-
-    def __call__(self, done: int, total: int) -> float | None:
-        now = time.monotonic()
-        if self.start is None:
-            self.start = done, now
-        before, since = self.start
-        if done >= total > 0:
-            return 0.0
-        if not total or done <= before:
-            return None
-        return (now - since) / (done - before) * (total - done)
 
 
 def _left(seconds: float | None) -> str:
