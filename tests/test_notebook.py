@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -194,3 +195,49 @@ def test_the_stop_button_and_a_kernel_that_is_restarted(tmp_path: Path) -> None:
         assert sentence.startswith("stopped after round ")
     finally:
         kernel.close()
+
+
+# The example
+
+PATHS = re.compile(r"/(home|root|work|tmp|Users|usr|mnt)/|[A-Z]:\\\\")
+
+
+def cells(path: Path = NOTEBOOK) -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+def kinds(cell: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """What a cell has put out, apart from its contents."""
+    return [(output["output_type"], sorted(output.get("data", {}))) for output in cell["outputs"]]
+
+
+def printed(path: Path) -> list[float]:
+    """The accuracies with and without letters."""
+    texts = ["".join(out["text"]) for cell in cells(path) for out in cell["outputs"] if out["output_type"] == "stream"]
+    return [float(number) for number in re.findall(r"([\d.]+) %", "".join(texts))]
+
+
+def test_the_notebook_was_executed_from_its_first_cell_to_its_last() -> None:
+    assert [cell["execution_count"] for cell in cells()] == list(range(1, 1 + len(cells())))
+    outputs = [output for cell in cells() for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} == {"display_data", "execute_result", "stream"}, "no error"
+    assert not PATHS.search(json.dumps(outputs)), "no path of a machine"
+    assert NOTEBOOK.stat().st_size < 60_000
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_puts_out_what_is_in_it(tmp_path: Path) -> None:
+    """Numbers differ by up to a few points from one kind of CPU to another."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("pandas")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbformat.write(notebook, tmp_path / "again.ipynb")
+    again = cells(tmp_path / "again.ipynb")
+    assert [kinds(cell) for cell in again] == [kinds(cell) for cell in cells()]
+    assert printed(tmp_path / "again.ipynb") == pytest.approx(printed(NOTEBOOK), abs=5)
+    assert mapl.load(tmp_path / "runs" / "courier").recipe.rounds == 30
