@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 from typer.testing import CliRunner
 
+import mapl
 from mapl import MaplError
 from mapl.cli.app import app
 from mapl.data.dataset import DataSettings
@@ -151,3 +154,69 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(MaplError, match="Parquet needs pyarrow, which is not installed: pip install pyarrow"):
         Table().load(DataSettings(name="table", folder=content("own.parquet", b"")(tmp_path)))
+
+
+GOOD = (FLOATS, np.arange(12) % 2)
+
+BAD_OBJECTS: dict[str, tuple[Any, str]] = {
+    "something else": (5, "data: got something of type int; give samples and labels (X, y)"),
+    "samples alone": (FLOATS, "something of type ndarray without labels"),
+    "three things": ((1, 2, 3), "something of type tuple with 3 parts"),
+    "items of three things": (
+        torch.utils.data.TensorDataset(torch.rand(9, 2), torch.arange(9) % 2, torch.zeros(9)),
+        "its items are tuples; they should be pairs (sample, label)",
+    ),
+    "samples of two shapes": (
+        [(torch.rand(3, 5), 0), (torch.rand(3, 6), 1)],
+        "data has samples of shape (3, 5) and of shape (3, 6); bring them to one shape",
+    ),
+    "a missing label": ((FLOATS, [None, *range(11)]), "data has no label for sample 0"),
+    "a label that is a list": ((FLOATS, [[0, 1, 2]] * 12), "labels of type int64 and shape (12, 3)"),
+    "no number": ((ONE_BAD, GOOD[1]), "data has the value inf in sample 2, place 1"),
+    "no sites": ([], "data has no samples"),
+    "sites without names": ({}, "data: got no sites"),
+    "sites of two shapes": (
+        {"Bern": GOOD, "Basel": (FLOATS[:, :2], GOOD[1])},
+        "data of 'Bern' has samples of shape (4,), but data of 'Basel' (2,)",
+    ),
+    "sites of two kinds": ([GOOD, (np.zeros((12, 4, 4), np.uint8), GOOD[1])], "has features, but data of 'site 1' has images"),
+    "a site without tests": ([GOOD, (FLOATS[:2], [0, 1])], "data of 'site 1' has one sample per class"),
+    "a site with nothing": ([GOOD, (FLOATS[:0], [])], "data of 'site 1' has no samples"),
+    "one class at all sites": ([(FLOATS, ["a"] * 12)] * 2, "has one class only ('a')"),
+    "a name": ("digits", "'digits' is not the path of a folder or a file of your own"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_OBJECTS)
+def test_bad_objects_are_refused_with_a_sentence(bad: str, tmp_path: Path) -> None:
+    data, sentence = BAD_OBJECTS[bad]
+    with pytest.raises(MaplError) as error:
+        mapl.run(data=data, folder=tmp_path / "run")
+    assert sentence in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def small(shape: Any, embedding: int) -> nn.Module:
+    """A network that needs images of 12 pixels or more."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 5), nn.MaxPool2d(2), nn.Conv2d(4, 4, 4), nn.Flatten(), nn.Linear(4, embedding)
+    )
+
+
+def strict(shape: Any, embedding: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4 * (shape[1] - 9), embedding), nn.ReLU())
+
+
+@pytest.mark.parametrize("backbone", [small, strict])
+def test_images_too_small_for_a_backbone(backbone: Any, tmp_path: Path) -> None:
+    data = np.zeros((12, 8, 8), np.uint8), GOOD[1]
+    with pytest.raises(MaplError, match=r"backbone 'own' cannot take images of 8×8 pixels and 1 channel: "):
+        mapl.run(data=data, backbones={"own": backbone}, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mapl_data_set_says_what_it_is() -> None:
+    assert repr(mapl.dataset(GOOD)) == (
+        "<mapl.Dataset 'python': 10 training and 2 test rows of 4 numbers in 2 classes; nothing says which are for "
+        "tests: a fifth of each class was drawn, the same each time>"
+    )

@@ -363,9 +363,9 @@ PAIRS = TensorDataset(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4,
     [
         ({"recipe": {"clients": 2}}, r"recipe: got a dict; .*Recipe\.of"),
         ({"recipe": PAIRS}, "recipe: got a TensorDataset"),
-        ({"data": PAIRS}, r"data: got a TensorDataset; .*mapl\.Dataset"),
-        ({"data": {"train": PAIRS, "test": PAIRS}}, r"data: got a dict with the key 'train'; .*mapl\.Dataset"),
-        ({"data": dict.fromkeys(range(4), PAIRS)}, "data: client 0 got a TensorDataset"),
+        ({"data": PAIRS}, r"data has one class only \('0'\)"),
+        ({"data": {"train": PAIRS, "test": 5}}, "data, test: got something of type int; give samples and labels"),
+        ({"data": dict.fromkeys(range(4), small)}, "data of '0': got something of type function"),
         ({"backbones": [Tiny]}, "backbones: got a list"),
         (
             {"backbones": {"mine": lambda image: Tiny(image, 12)}},

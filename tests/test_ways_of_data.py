@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits, load_iris
 from typer.testing import CliRunner
 
+from mapl import MaplError, Recipe, Record, dataset, datasets, resume, run
 from mapl.cli.app import app
+from mapl.runs.export import export_run
 
 DIGITS = load_digits()
 IRIS = load_iris()
@@ -127,3 +132,107 @@ def test_a_table_in_parquet() -> None:
     frame = pandas.DataFrame(IRIS.data, columns=IRIS.feature_names).assign(target=IRIS.target_names[IRIS.target])
     frame.to_parquet("iris.parquet")
     assert "120 training and 30 test rows of 4 numbers in 3 classes" in run_files("iris.parquet")
+
+
+def run_object(data: Any) -> Record:
+    """The run on nothing but this object. That it is resumed to the byte and exported is checked."""
+    first = run(folder="runs/whole", data=data)
+    whole = run(Recipe.of(data=data, rounds=2), "runs/two", data=data)
+    run(Recipe.of(data=data, rounds=1), "runs/half", data=data)
+    resume("runs/half", rounds=2, data=data)
+    assert Path("runs/half/history.jsonl").read_bytes() == Path("runs/two/history.jsonl").read_bytes()
+    assert len(export_run("runs/half", "models", data=data)) == len(whole.clients)
+    with pytest.raises(MaplError, match="given in Python: pass it again"):
+        resume("runs/half", rounds=3)
+    return first
+
+
+class Letters(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """A data set of torch, as people write them."""
+
+    def __len__(self) -> int:
+        return FIRST
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.from_numpy(DIGITS.images[index] / 16).float()[None], int(DIGITS.target[index])
+
+
+class Rows:
+    """What this package needs of a data set of Hugging Face."""
+
+    def __init__(self, columns: dict[str, list[Any]], names: dict[str, list[str]] | None = None):
+        self.columns_, self.column_names = columns, list(columns)
+        self.features = {name: SimpleNamespace(names=(names or {}).get(name)) for name in columns}
+
+    def __len__(self) -> int:
+        return len(self.columns_[self.column_names[0]])
+
+    def __getitem__(self, key: str) -> list[Any]:
+        return self.columns_[key]
+
+
+def test_numpy_arrays() -> None:
+    record = run_object((IRIS.data, IRIS.target_names[IRIS.target]))
+    assert record.mean > 0.8
+    assert record.recipe.model.backbones == ("mlp",)
+    others = IRIS.data.copy()
+    others[0] += 1
+    with pytest.raises(MaplError, match="the data are not those of run"):
+        resume("runs/half", rounds=3, data=(others, IRIS.target_names[IRIS.target]))
+
+
+def test_a_data_set_of_torch() -> None:
+    record = run_object(Letters())
+    assert record.mean > 0.4
+
+
+def test_a_data_set_of_hugging_face() -> None:
+    labels = [i % 2 for i in range(FIRST)]
+    draw = np.random.default_rng(0)
+    texts = [(draw.integers(1, 20, draw.integers(3, 9)) + 20 * k).tolist() for k in labels]
+    texts = [[*ids, *[0] * (9 - len(ids))] for ids in texts]
+    masks = [[int(i > 0) for i in ids] for ids in texts]
+    columns = {"input_ids": texts, "attention_mask": masks, "label": labels}
+    data = Rows(columns, {"label": ["bad", "good"]})
+    made = dataset(data)
+    assert (made.kind, made.class_names, made.shape.facts) == ("tokens", ("bad", "good"), ((9,), 40))
+    assert run_object({"train": data}).recipe.model.backbones == ("transformer",)
+
+
+def test_a_data_set_of_hugging_face_itself() -> None:
+    datasets_ = pytest.importorskip("datasets")
+    features = datasets_.Features({"image": datasets_.Image(), "label": datasets_.ClassLabel(names=list("abcdefghij"))})
+    rows = {"image": [digit(i) for i in range(FIRST)], "label": DIGITS.target[:FIRST].tolist()}
+    data = datasets_.Dataset.from_dict(rows, features=features).train_test_split(0.25, seed=0)
+    made = dataset(data)
+    assert (made.shape, made.class_names, len(made.test)) == ((1, 8, 8), tuple("abcdefghij"), 30)
+    run_object(data)
+
+
+def test_a_frame_of_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(IRIS.data, columns=IRIS.feature_names)
+    frame["species"] = pandas.Categorical(IRIS.target_names[IRIS.target])
+    made = dataset(frame)
+    assert (made.class_names, made.train.columns) == (("setosa", "versicolor", "virginica"), tuple(IRIS.feature_names))
+    run_object(frame)
+
+
+def test_one_data_set_a_client() -> None:
+    """Five sites of several sizes. The last two lack a class each."""
+    order = np.random.default_rng(0).permutation(150)
+    parts = np.split(order, [50, 90, 110, 130])
+    parts[3] = parts[3][IRIS.target[parts[3]] != 0]
+    parts[4] = parts[4][IRIS.target[parts[4]] != 2]
+    names = ("Aarau", "Basel", "Bern", "Genf", "Zug")
+    sites = {
+        name: (IRIS.data[part], IRIS.target_names[IRIS.target[part]]) for name, part in zip(names, parts, strict=True)
+    }
+    made = datasets(sites)
+    assert [(one.name, one.classes) for one in made.values()] == [(name, 3) for name in names]
+    assert made[3].train.counts(3)[0] == made[4].train.counts(3)[2] == 0
+    assert len({one.mean for one in made.values()}) == 1
+    record = run_object(sites)
+    assert [len(card.classes) for card in record.clients] == [3, 3, 3, 2, 2]
+    assert record.clients[0].samples > 2 * record.clients[2].samples
+    assert run(data=list(sites.values()), folder="runs/again").mean == record.mean

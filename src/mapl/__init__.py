@@ -26,6 +26,8 @@ __all__ = [
     "Record",
     "Server",
     "Tokens",
+    "dataset",
+    "datasets",
     "load",
     "resume",
     "run",
@@ -34,6 +36,7 @@ __all__ = [
 if TYPE_CHECKING:
     from mapl.client import Client, Server
     from mapl.data.dataset import Dataset, Features, Images, Tokens
+    from mapl.data.objects import dataset, datasets
     from mapl.errors import MaplError
     from mapl.methods._base import Centralised, Method, MethodSettings
     from mapl.model import ClientModel
@@ -46,6 +49,7 @@ else:
     _HOMES = {
         "mapl.client": ("Client", "Server"),
         "mapl.data.dataset": ("Dataset", "Features", "Images", "Tokens"),
+        "mapl.data.objects": ("dataset", "datasets"),
         "mapl.errors": ("MaplError",),
         "mapl.methods._base": ("Centralised", "Method", "MethodSettings"),
         "mapl.model": ("ClientModel",),

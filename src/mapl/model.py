@@ -235,8 +235,8 @@ def make_backbone(what: str, backbone: Backbone, shape: Sequence[int], embedding
     try:
         network: object = backbone(shape, embedding)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if is_image(shape):
-            raise
+        if is_image(shape) and isinstance(error, TypeError | IndexError):
+            raise  # a mistake in its code, rather than images that are too small
         raise MaplError(f"{what} cannot take {told(shape)}: {error}{_takers(shape)}") from error
     if not isinstance(network, nn.Module):
         raise MaplError(f"{what} returned a {type(network).__name__}, not a torch.nn.Module")

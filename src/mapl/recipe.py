@@ -33,7 +33,8 @@ from mapl.data.augment import PLAIN, RELEASED, AugmentSettings
 from mapl.data.dataset import DataSettings
 from mapl.data.kinds import FeatureSettings, TokenSettings
 from mapl.data.loading import GIVEN_IN_PYTHON, load
-from mapl.data.own import located, suited
+from mapl.data.objects import Data, as_data
+from mapl.data.own import located, suited, suited_to
 from mapl.data.partition import PartitionSettings
 from mapl.engine.settings import EngineSettings, TrainSettings
 from mapl.errors import MaplError, unknown
@@ -214,8 +215,17 @@ class Recipe(Section):
 
     @staticmethod
     def of(**settings: Any) -> Recipe:
-        """A recipe from Python: `Recipe.of(method="mapl", rounds=20, partition={"shots": 5})`."""
-        return compose(("Python", settings))[0]
+        """A recipe from Python: `Recipe.of(method="mapl", rounds=20, partition={"shots": 5})`.
+
+        `data` is the name of a data set, a path, or data of your own as `mapl.run(data=…)` takes them: then defaults
+        are made from them, and they are given again to `mapl.run`.
+        """
+        given = settings.get("data")
+        if given is None or isinstance(given, str | DataSettings) or _is_table(given):
+            return compose(("Python", settings))[0]
+        if isinstance(given, Path):
+            return compose(("Python", {**settings, "data": str(given.expanduser().absolute())}))[0]
+        return compose(("Python", {**settings, "data": GIVEN_IN_PYTHON}), data=as_data(given))[0]
 
     @staticmethod
     def read(path: str | Path, **settings: Any) -> Recipe:
@@ -297,18 +307,26 @@ def is_silent(recipe: Recipe) -> bool:
     return method_class(recipe.method.name).silent
 
 
-def compose(*layers: tuple[str, Tree]) -> tuple[Recipe, Provenance]:
-    """A recipe from named layers, each overriding the one before, the data set's suggestions and the defaults."""
+def _is_table(given: Any) -> bool:
+    """Whether this is the table of settings of data, not data by name."""
+    return isinstance(given, dict) and given.keys() <= DataSettings.model_fields.keys()
+
+
+def compose(*layers: tuple[str, Tree], data: Data | None = None) -> tuple[Recipe, Provenance]:
+    """A recipe from named layers, each overriding the one before, the data set's suggestions and the defaults.
+
+    `data` are those that were given in Python.
+    """
     if not is_looking():
         take_as_named([layer for _, layer in layers])
     given: Tree = {}
     for _, layer in layers:
         over = _expand_names(layer)
         given = merge(_ready_for(over, given), over)
-    data = given.get("data", {})
-    name = data.get("name", "digits") if isinstance(data, dict) else getattr(data, "name", "digits")
+    named = given.get("data", {})
+    name = named.get("name", "digits") if isinstance(named, dict) else getattr(named, "name", "digits")
     defaults = [(f"data set {name}", suggestions(name, given.get("method", {})))]
-    if fitting := _fitting(given):
+    if fitting := _fitting(given) if data is None else suited_to(data, given):
         defaults.append(("your data", _for_method(fitting, given.get("method", {}))))
     if given.get("clients") == 1:
         defaults.append(("a single client", {"partition": {"clusters": 1}}))
@@ -338,10 +356,10 @@ def _ready_for(over: Tree, given: Tree) -> Tree:
 
 def suggestions(data: Any, method: Any) -> Tree:
     """The defaults for this data set; of those for methods, only the ones that this method has."""
-    if data == GIVEN_IN_PYTHON or not isinstance(data, str):
+    if not isinstance(data, str):
         return {}
     try:
-        source = find("data set", data, mapl.data.sources)
+        source = None if data == GIVEN_IN_PYTHON else find("data set", data, mapl.data.sources)
     except Untrusted:
         source = None
     suggested: Tree = getattr(source, "suggests", {})
@@ -349,7 +367,8 @@ def suggestions(data: Any, method: Any) -> Tree:
     if not isinstance(name, str):
         return suggested
     if method_class(name).homogeneous:
-        suggested = merge(suggested, {"model": {"backbones": [getattr(source, "alike", "resnet18")]}})
+        alike = getattr(source, "alike", "cnn" if data == GIVEN_IN_PYTHON else "resnet18")
+        suggested = merge(suggested, {"model": {"backbones": [alike]}})
     return _for_method(suggested, method)
 
 

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from mapl import plugins
-from mapl.cli.own import reading, sentence
+from mapl.cli.own import reading
 from mapl.cli.recipe_options import (
     ClientsOption,
     DataOption,
@@ -255,4 +255,4 @@ def _class_names(dataset: Dataset) -> tuple[str, ...]:
 
 
 def _sentence(dataset: Dataset) -> str:
-    return f"{dataset.name}: {sentence(dataset)}"
+    return f"{dataset.name}: {dataset.summary()}"

@@ -62,16 +62,8 @@ def introduced(recipe: Recipe) -> list[str]:
     return [*_found(dataset, recipe), *_divided(shards, recipe, dataset.noun)]
 
 
-def sentence(dataset: Dataset) -> str:
-    """How much there is of what."""
-    from mapl.shape import told  # brings torch
-
-    counted = f"{len(dataset.train):,} training and {len(dataset.test):,} test"
-    return f"{counted} {told(dataset.shape)} in {dataset.classes} classes"
-
-
 def _found(dataset: Dataset, recipe: Recipe) -> Iterator[str]:
-    yield f"found     {sentence(dataset)}, in {recipe.data.folder}"
+    yield f"found     {dataset.summary()}, in {recipe.data.folder}"
     counts = [a + b for a, b in zip(*(s.counts(dataset.classes) for s in (dataset.train, dataset.test)), strict=True)]
     names = dataset.class_names or tuple(str(k) for k in range(dataset.classes))
     listed = [f"{printable(name)} {count:,}" for name, count in zip(names, counts, strict=True)][:MOST_NAMED]

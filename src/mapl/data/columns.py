@@ -25,9 +25,7 @@ FEWEST_EACH = 4
 IsIn = Callable[[Any], bool]
 
 
-def found_in_columns(
-    columns: Columns, where: str, label: str | None = None, names: Sequence[str] = (), size: Size = None
-) -> Found:
+def found_in_columns(columns: Columns, where: str, label: str | None = None, size: Size = None) -> Found:
     """Labelled samples. `label`: the column with the labels; None: the one that looks like it."""
     columns = {name: _simple(values) for name, values in columns.items()}
     if not columns or not len(next(iter(columns.values()))):
@@ -40,13 +38,21 @@ def found_in_columns(
     if pictures := _first(rest, lambda value: isinstance(value, Image.Image) or _is_encoded(value)):
         made = [_picture(value, f"{where}, row {i + 1}") for i, value in enumerate(rest[pictures])]
         pixels, converted = read_pictures(made, size)
-        return Found(pixels, labels, "images", names=tuple(names), notes=(*notes, *converted, *_left(rest, pictures)))
+        return Found(pixels, labels, "images", label=chosen, notes=(*notes, *converted, *_left(rest, pictures)))
     if lists := _lists(rest):
         values, tokens = _of_lists(rest, lists, where)
         left = _left(rest, lists, MASK)
-        return Found(values, labels, "tokens" if tokens else None, names=tuple(names), notes=(*notes, *left))
-    table = _table(rest, where, chosen)
-    return Found(table, labels, "features", tuple(rest), tuple(names), notes=notes)
+        return Found(values, labels, "tokens" if tokens else None, label=chosen, notes=(*notes, *left))
+    table = table_of(rest, where, chosen)
+    return Found(table, labels, "features", tuple(rest), label=chosen, notes=notes)
+
+
+def columns_of_rows(values: Sequence[Any]) -> Array:
+    """A column of any objects; numpy would make a matrix of lists."""
+    made = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        made[i] = value
+    return made
 
 
 def _simple(values: Array) -> Array:
@@ -146,7 +152,7 @@ def stacked(rows: Sequence[Array], where: str, ids: bool = False) -> tuple[Array
     return np.stack(rows), False
 
 
-def _table(columns: Columns, where: str, label: str) -> Array:
+def table_of(columns: Columns, where: str, label: str) -> Array:
     """Numbers (N, F), all of them finite."""
     if texts := [name for name, values in columns.items() if values.dtype.kind not in "biuf"]:
         values = columns[texts[0]]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mapl.data.samples import Features, Images, Kind, Samples, Tokens
 from mapl.errors import MaplError
-from mapl.shape import Shape
+from mapl.shape import Shape, told
 
 __all__ = [
     "DataSettings",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """A data set with K classes.
 
@@ -91,6 +91,14 @@ class Dataset:
         for samples in (self.train, self.test):
             samples.add_to(digest)
         return digest.hexdigest()[:16]
+
+    def summary(self) -> str:
+        """How much there is of what."""
+        counted = f"{len(self.train):,} training and {len(self.test):,} test"
+        return f"{counted} {told(self.shape)} in {self.classes} classes"
+
+    def __repr__(self) -> str:
+        return f"<mapl.Dataset {self.name!r}: {'; '.join([self.summary(), *self.found])}>"
 
     @property
     def kind(self) -> Kind:

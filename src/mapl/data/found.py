@@ -38,7 +38,9 @@ class Found:
     columns: tuple[str, ...] = ()
     """Names of a table's columns."""
     names: tuple[str, ...] = ()
-    """Names of the classes, if labels are numbers of classes."""
+    """Names of the classes, if they are known: those that labels number, or that are written in them."""
+    label: str = ""
+    """The column with the labels."""
     vocabulary: int = 0
     """How many token ids there are; 0: as many as the largest id says."""
     notes: tuple[str, ...] = ()
@@ -62,7 +64,9 @@ def datasets_of(names: Sequence[str], places: Sequence[str], pairs: Sequence[Pai
     where = [place for place, pair in zip(places, pairs, strict=True) for found in pair if found is not None]
     everything = [found for pair in pairs for found in pair if found is not None]
     everything = [_checked(found, place) for found, place in zip(everything, where, strict=True)]
-    class_names, numbers = numbered([found.labels for found in everything], everything[0].names, where)
+    class_names, numbers = numbered(
+        [found.labels for found in everything], [found.names for found in everything], where
+    )
     classes = len(class_names) or 1 + max(int(labels.max()) for labels in numbers)
     samples = iter(_samples(everything, numbers, where))
     made: list[tuple[Samples, Samples]] = []

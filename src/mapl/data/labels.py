@@ -15,45 +15,57 @@ Numbers = NDArray[np.int64]
 
 
 def numbered(
-    parts: Sequence[Array], names: Sequence[str], where: Sequence[str]
+    parts: Sequence[Array], names: Sequence[tuple[str, ...]], where: Sequence[str]
 ) -> tuple[tuple[str, ...], list[Numbers]]:
     """The names of the classes, and each part's labels as numbers from 0.
 
-    Numbers from 0 without a gap stay as they are, and have no names, unless `names` are given. All others, such as
-    texts or the numbers 10 and 20, are sorted, and what was written becomes the name of the class.
+    Numbers from 0 without a gap stay as they are, and have no names. All others, such as texts or the numbers 10 and
+    20, are sorted, and what was written becomes the name of the class. `names`: those that each part knows, where
+    labels number them or name them; if parts know others, all names are sorted.
     """
     plain = [_plain(labels, place) for labels, place in zip(parts, where, strict=True)]
-    if any(labels.dtype.kind == "U" for labels in plain):
-        plain = [labels.astype(str) for labels in plain]
-    distinct = np.unique(np.concatenate(plain))
+    if not any(names):
+        plain = _alike(plain)
+        distinct = np.unique(np.concatenate(plain))
+        _check_several(distinct.tolist(), where)
+        if distinct.dtype.kind != "U":
+            _check_numbers(distinct, plain, where)
+            if distinct[0] == 0 and distinct[-1] == len(distinct) - 1:
+                return (), plain
+        return tuple(map(str, distinct.tolist())), [np.searchsorted(distinct, each).astype(np.int64) for each in plain]
+    written = [_written(each, own, place) for each, own, place in zip(plain, names, where, strict=True)]
+    used = set().union(*(each.tolist() for each in written))
+    _check_several(sorted(used), where)
+    known = names[0] if len(set(names)) == 1 else tuple(sorted(used.union(*names)))
+    by_name = {name: number for number, name in enumerate(known)}
+    return known, [np.array([by_name[name] for name in each.tolist()], np.int64) for each in written]
+
+
+def _alike(parts: Sequence[Array]) -> list[Array]:
+    """All numbers, or all texts."""
+    texts = any(labels.dtype.kind == "U" for labels in parts)
+    return [labels.astype(str) if texts else labels for labels in parts]
+
+
+def _check_several(distinct: Sequence[Any], where: Sequence[str]) -> None:
     if len(distinct) < 2:
-        only = str(distinct[0])
-        only = names[int(only)] if names and only.isdigit() and int(only) < len(names) else only
-        raise MaplError(f"{where[0]} has one class only ({only!r}): there is nothing to tell apart")
-    if names:
-        made = [_known(labels, names, place) for labels, place in zip(plain, where, strict=True)]
-        return tuple(map(str, names)), made
-    if distinct.dtype.kind != "U":
-        _check_numbers(distinct, plain, where)
-        if distinct[0] == 0 and distinct[-1] == len(distinct) - 1:
-            return (), [labels.astype(np.int64) for labels in plain]
-    return tuple(map(str, distinct.tolist())), [np.searchsorted(distinct, labels).astype(np.int64) for labels in plain]
+        raise MaplError(f"{where[0]} has one class only ({str(distinct[0])!r}): there is nothing to tell apart")
 
 
-def _known(labels: Array, names: Sequence[str], where: str) -> Numbers:
-    """Labels that are numbers of named classes, or the names themselves."""
-    if labels.dtype.kind == "U":
-        by_name = {name: number for number, name in enumerate(names)}
-        if strangers := [name for name in labels.tolist() if name not in by_name]:
+def _written(labels: Array, names: tuple[str, ...], where: str) -> Array:
+    """Labels as names."""
+    if labels.dtype.kind == "U" or not names:
+        strangers = sorted(set(labels.astype(str).tolist()) - set(names)) if names else []
+        if strangers:
             raise MaplError(f"{where} has the label {strangers[0]!r}, which is none of its classes: {', '.join(names)}")
-        return np.array([by_name[name] for name in labels.tolist()], np.int64)
+        return labels.astype(str)
     bad = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(bad):
         raise MaplError(
             f"{where} has the label {labels[bad[0]]} (sample {bad[0]}, counted from 0); with {len(names)} classes "
             f"labels run from 0 to {len(names) - 1}"
         )
-    return labels.astype(np.int64)
+    return np.array(names)[labels]
 
 
 def _plain(labels: Array, where: str) -> Array:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 import mapl.data.sources
 from mapl.data.dataset import Dataset, DataSettings, Progress
+from mapl.data.found import Pair
 from mapl.errors import MaplError
 from mapl.plugins import find
 
@@ -58,3 +59,12 @@ def _load(settings: DataSettings) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise MaplError(f"data set {name!r} returned a {type(dataset).__name__}, not a mapl.Dataset")
     return dataset
+
+
+def read_own(settings: DataSettings) -> Pair:
+    """What is in a folder or a file of your own, before its classes are numbered."""
+    source = find("data set", settings.name, mapl.data.sources)
+    if not hasattr(source, "found"):
+        raise MaplError(f"{settings.name!r} is not the path of a folder or a file of your own")
+    found: Pair = source().found(settings)
+    return found

@@ -89,6 +89,15 @@ def suited(dataset: Dataset, given: Mapping[str, Any]) -> Tree:
     }
 
 
+def suited_to(data: Dataset | Mapping[int, Dataset], given: Mapping[str, Any]) -> Tree:
+    """Defaults for data that were given in Python: one data set, or one for each client."""
+    if isinstance(data, Dataset):
+        return suited(data, given)
+    sizes = sorted(len(dataset.train) for dataset in data.values())
+    usual = suited(next(iter(data.values())), {**given, "clients": len(data)})
+    return {**usual, "train": {**usual["train"], "batch": _batch(sizes[len(sizes) // 2])}}
+
+
 def _clients(total: int, classes: int) -> int:
     """Each with at least 20 images, and four of each class; but two clients if there is anything to divide."""
     if total < 4:

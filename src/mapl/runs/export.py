@@ -25,7 +25,7 @@ from mapl.model import Backbone, find_backbone, make_backbone
 from mapl.plugins import looking
 from mapl.runs.files import write_aside
 from mapl.runs.history import Round, load, share_of_network
-from mapl.runs.part import Data, Part
+from mapl.runs.part import Part
 from mapl.runs.run import restored_part
 from mapl.shape import Shape
 
@@ -101,7 +101,7 @@ def export_run(
     overwrite: bool = False,
     warn: Callable[[str], None] = lambda message: None,
     trust: bool = False,
-    data: Data | None = None,
+    data: Any = None,
 ) -> list[Path]:
     """Write the models of a run's newest whole checkpoint into the folder `to`, and return the files.
 
@@ -111,7 +111,7 @@ def export_run(
     and its card client-003.json. A program takes one dtype. For images it is uint8, or with pixels="float32" floats in
     [0, 1].
     A model is built before its weights are loaded. If the run's recipe names code from outside the package for that,
-    `trust` must say that this code may run. `data` are those of the run, if they are not what its recipe names.
+    `trust` must say that this code may run. `data` are those of the run, if they were given in Python.
     """
     folder, to = Path(folder), Path(to)
     for name, value, allowed in (("format", kind, SUFFIXES), ("pixels", pixels, PIXELS)):

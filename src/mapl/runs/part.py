@@ -19,6 +19,7 @@ from mapl.contents import digest_of_file
 from mapl.data.dataset import Dataset, DataSettings
 from mapl.data.kinds import augmentation
 from mapl.data.loading import GIVEN_IN_PYTHON, load
+from mapl.data.objects import Data
 from mapl.data.partition import Shard, draw_held_out, other_tests, partition
 from mapl.data.samples import Kind, Samples
 from mapl.engine._base import Engine
@@ -128,10 +129,6 @@ def with_digests(recipe: Recipe) -> Recipe:
         topology = topology.model_copy(update={"digest": digest_of_file(topology.path)})
         network = network.model_copy(update={"topology": topology})
     return recipe.model_copy(update={"partition": partition, "network": network})
-
-
-Data = Dataset | Mapping[int, Dataset]
-"""One data set to divide among the clients, or one per client."""
 
 
 def load_data(recipe: Recipe) -> Dataset:

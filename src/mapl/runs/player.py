@@ -11,12 +11,13 @@ from torch import Tensor
 
 from mapl.client import Peers
 from mapl.clock import Clock
+from mapl.data.objects import Data
 from mapl.model import Backbone
 from mapl.recipe import Recipe
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
 from mapl.runs.history import ClientCard, Round
-from mapl.runs.part import Data, Part, build_part, cards
+from mapl.runs.part import Part, build_part, cards
 from mapl.runs.round import budget_is_spent, graph, play_round
 from mapl.runs.saving import restore, saved_state
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mapl.clock import Clock
 from mapl.data.loading import keeping_data
+from mapl.data.objects import as_data
 from mapl.engine.settings import EngineSettings
 from mapl.engine.workers import torch_threads
 from mapl.errors import MaplError
@@ -42,7 +44,6 @@ from mapl.runs.interrupt import Stopped, interruptible
 from mapl.runs.mend import check_same_data, cut_to, intact_history, restore_newest, unfit
 from mapl.runs.notebook import in_notebook
 from mapl.runs.part import (
-    Data,
     Part,
     all_digests,
     build_part,
@@ -59,10 +60,10 @@ Observer = Callable[[Recipe, Round, dict[str, float]], None]
 
 
 def run(
-    recipe: Recipe,
+    recipe: Recipe | None = None,
     folder: str | Path | None = None,
     *,
-    data: Data | None = None,
+    data: Any = None,
     backbones: Mapping[str, Backbone] | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] = lambda: False,
@@ -72,15 +73,20 @@ def run(
 ) -> Record:
     """Carry out a recipe from its first round and return the record.
 
-    `data` and `backbones` replace what the recipe names, for data and models that live in Python. `stop` is called
-    after every round; if it returns true, the run saves and returns early. `folder` defaults to runs/<title>, with a
-    digest of the data if they are your own. With `profile`, the record says where the time went (`record.profile`).
-    `make` makes what plays the rounds: by default all clients in this process.
+    `data` and `backbones` replace what the recipe names, for data and models that live in Python. `data` is anything
+    that `mapl.dataset` takes, or a list or a dict of it with one for each client. Without a recipe, everything else is
+    made from the data, as by `Recipe.of(data=data)`. `stop` is called after every round; if it returns true, the run
+    saves and returns early. `folder` defaults to runs/<title>, with a digest of the data if they are your own. With
+    `profile`, the record says where the time went (`record.profile`). `make` makes what plays the rounds: by default
+    all clients in this process.
 
     Ctrl-C finishes the round and saves before it raises KeyboardInterrupt. A second one does not wait. In a notebook a
     bar shows how far the run is.
     """
     clock = Clock(profile)
+    data = None if data is None else as_data(data)
+    if recipe is None:
+        recipe = Recipe.of() if data is None else Recipe.of(data=data)
     recipe = given_in_python(recipe, data, backbones)
     with keeping_data():
         folder = Path(folder or Path("runs") / default_name(recipe, data))
@@ -131,7 +137,7 @@ def resume(
     folder: str | Path,
     *,
     rounds: int | None = None,
-    data: Data | None = None,
+    data: Any = None,
     backbones: Mapping[str, Backbone] | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] = lambda: False,
@@ -143,8 +149,9 @@ def resume(
     """Resume a run from its newest whole checkpoint, to its last round or to `rounds`.
 
     The folder is checked first. What can be repaired is, and `warn` is told. Other data than those of the run, another
-    recipe, or damage before the oldest checkpoint are an error. If its recipe names code from outside the package that
-    was not named in this process, `trust` must say that this code may run. `make` is that of `run`.
+    recipe, or damage before the oldest checkpoint are an error. Data that were given in Python are given again. If its
+    recipe names code from outside the package that was not named in this process, `trust` must say that this code may
+    run. `make` is that of `run`.
     """
     clock, folder = Clock(profile), Path(folder)
     with looking(trust):
@@ -155,7 +162,7 @@ def resume(
         with only_writer(folder):
             history = intact_history(folder, recipe, warn)  # first: a damaged recipe could ask for a million clients
             _check_whole(folder, recipe)
-            player = make(recipe, data, backbones)
+            player = make(recipe, None if data is None else as_data(data), backbones)
             return _go_on(player, folder, history, warn, _Loop(observers, stop, clock))
 
 
@@ -198,7 +205,7 @@ def restored_part(
     folder: str | Path,
     warn: Callable[[str], None] = lambda message: None,
     trust: bool = False,
-    data: Data | None = None,
+    data: Any = None,
 ) -> Part | None:
     """A run at its newest whole checkpoint, to look at its models; None if there is no checkpoint.
 
@@ -217,7 +224,7 @@ def restored_part(
         recipe = record.recipe
         evaluate = recipe.evaluate.model_copy(update={"all_images": False})
         recipe = recipe.model_copy(update={"engine": EngineSettings(device="cpu"), "evaluate": evaluate})
-        part = build_part(recipe, data, holds=record.held)
+        part = build_part(recipe, None if data is None else as_data(data), holds=record.held)
         check_same_data(record.folder, record.clients, cards(part))
         restore(part, saved)
         return part

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mapl.data.dataset import Dataset, DataSettings, Progress, unseen
-from mapl.data.found import Found, dataset_of
+from mapl.data.found import Found, Pair, dataset_of
 from mapl.data.pictures import SUFFIXES, files_below, is_seen, of_file, read_pictures
 from mapl.errors import MaplError
 
@@ -39,6 +39,10 @@ class Folder:
         self.progress = progress
 
     def load(self, settings: DataSettings) -> Dataset:
+        return dataset_of(self.name, repr(str(settings.own())), *self.found(settings))
+
+    def found(self, settings: DataSettings) -> Pair:
+        """What is in the folder."""
         root = settings.own()
         train, test, notes = find_splits(root)
         names = _class_names(train)
@@ -48,10 +52,10 @@ class Folder:
         notes = (*notes, *converted, *(note for split in splits for note in split.notes))
         count = len(splits[0].files)
         parts = [
-            Found(values, np.array(split.labels, np.int64), "images", names=names, notes=notes)
+            Found(values, np.array(split.labels), "images", names=names, notes=notes)
             for split, values in zip(splits, np.split(pixels, [count]), strict=False)
         ]
-        return dataset_of(self.name, repr(str(root)), *parts)
+        return parts[0], parts[1] if len(parts) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class _Split:
     """The images of one split, class by class."""
 
     files: list[Path]
-    labels: list[int]
+    labels: list[str]
     notes: tuple[str, ...]
 
 
@@ -122,11 +126,11 @@ def _split(split: Path, names: tuple[str, ...]) -> _Split:
             f"{str(split / strangers[0])!r} is not a class of this data set; its classes: {', '.join(names)}"
         )
     files: list[Path] = []
-    labels: list[int] = []
-    for number, name in enumerate(names):
+    labels: list[str] = []
+    for name in names:
         found = files_below(split / name) if (split / name).is_dir() else []  # no test images: no folder
         files += found
-        labels += [number] * len(found)
+        labels += [name] * len(found)
     if not files:
         raise MaplError(f"{str(split)!r} has no images ({', '.join(SUFFIXES)}) in the folders of its classes")
     loose = sum(1 for _ in _loose(split))

@@ -35,9 +35,13 @@ class Npz:
     alike: ClassVar[str] = "cnn"
 
     def load(self, settings: DataSettings) -> Dataset:
+        return dataset_of(self.name, repr(str(settings.own())), *self.found(settings))
+
+    def found(self, settings: DataSettings) -> Pair:
+        """What is in the file."""
         path = settings.own()
         with unchanged(path):
-            return dataset_of(self.name, repr(str(path)), *_found(path))
+            return _found(path)
 
 
 def _found(path: Path) -> Pair:

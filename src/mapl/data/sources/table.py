@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mapl.data.columns import Columns, found_in_columns
+from mapl.data.columns import Columns, columns_of_rows, found_in_columns
 from mapl.data.dataset import Dataset, DataSettings
 from mapl.data.files import unchanged
-from mapl.data.found import dataset_of
+from mapl.data.found import Pair, dataset_of
 from mapl.errors import MaplError
 
 __all__ = ["Table"]
@@ -39,12 +39,14 @@ class Table:
     alike: ClassVar[str] = "mlp"
 
     def load(self, settings: DataSettings) -> Dataset:
+        return dataset_of(self.name, repr(str(settings.own())), *self.found(settings))
+
+    def found(self, settings: DataSettings) -> Pair:
+        """What is in the file."""
         path = settings.own()
-        where = repr(str(path))
         with unchanged(path):
             columns = parquet(path) if path.suffix.lower() == ".parquet" else text(path)
-            found = found_in_columns(columns, where, settings.label, size=settings.size)
-        return dataset_of(self.name, where, found)
+            return found_in_columns(columns, repr(str(path)), settings.label, size=settings.size), None
 
 
 def parquet(path: Path) -> Columns:
@@ -61,18 +63,10 @@ def parquet(path: Path) -> Columns:
         raise MaplError(f"{str(path)!r} is not a Parquet file, or is cut off: {reason}") from error
     simple = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
     return {
-        field.name: column.to_numpy() if any(is_(field.type) for is_ in simple) else objects(column.to_pylist())
+        field.name: column.to_numpy() if any(is_(field.type) for is_ in simple) else columns_of_rows(column.to_pylist())
         for field, column in zip(table.schema, table.columns, strict=True)
         if not _is_index(field.name)
     }
-
-
-def objects(values: Sequence[Any]) -> NDArray[Any]:
-    """An array of any objects; numpy would make a matrix of lists."""
-    made = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        made[i] = value
-    return made
 
 
 def text(path: Path) -> Columns:
