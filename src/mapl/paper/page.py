@@ -34,7 +34,7 @@ def write_page(out: Path, store: Store) -> list[Path]:
     learned = _learned(runs)
     page = Document(TITLE, captions.subtitle(runs), picture_folder="figures", with_svg=True)
     couriers = further.contests(store)
-    page.add(Heading("In a minute", 3), Paragraph(overview.in_a_minute(every, couriers)))
+    page.add(Heading("In a minute"), Paragraph(overview.in_a_minute(every, couriers)))
     if every:
         alt = "Squares for all cells of the paper's tables, coloured three ways."
         page.draw("cells", overview.squares(every), alt, overview.squares_caption())

@@ -67,7 +67,7 @@ def _run(line: Line, runs: Sequence[Record], graphs: int, tests: int) -> Tree:
 
 
 def _about(line: Line) -> str:
-    name = f"in {line.typical.folder.name}"
+    name = f"folder {line.typical.folder.name}"
     tested = sum(bool(run.tested) for run in line.runs)
     return name if tested < 3 else f"{name}, the middle one of {tested} by accuracy"
 
@@ -111,10 +111,10 @@ def _changes(record: Record, size: int) -> tuple[list[tuple[int, Tree]], str]:
         return [], ""
     last, fit = len(record.rounds) - 1, size // WEIGHT
     sizes = [_weights(record.graph.rows(t)) for t in {first, (first + last) // 2, last}]
-    largest = max(1, fit // FEWEST // len(record.clients))
-    cut = max(sizes) * FEWEST > fit and last - first >= FEWEST
-    each = min(max(sizes), largest * len(record.clients)) if cut else max(sizes)
-    rounds = spread(range(first, last + 1), fit // each)
+    fewest = min(FEWEST, last + 1 - first)
+    cut = max(sizes) * fewest > fit
+    largest = max(1, fit // fewest // len(record.clients))
+    rounds = spread(range(first, last + 1), fewest if cut else fit // max(sizes))
     before: dict[int, Row] = {}
     changes: list[tuple[int, Tree]] = []
     for t in rounds:

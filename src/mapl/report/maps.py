@@ -23,6 +23,8 @@ from mapl.runs.history import Record
 GREYS = LinearSegmentedColormap.from_list("greys", ["#FFFFFF", "#5F5F5F"])
 LABELLED = 24
 """Up to so many clients or classes, the axis shows their own numbers."""
+FEW = 4
+"""With fewer rows than these, cells are not square: the panels would be slits."""
 SMALL = 10
 """Numbers that fit along a small panel."""
 
@@ -100,6 +102,9 @@ def graph_figure(record: Record, rounds: dict[int, str]) -> Figure:
         title, sides = f"round {t + 1} ({why}){inside}", ([str(i) for i in columns], [str(i) for i in rows])
         cells(panel, title, "listens to", "", *sides, SMALL)
         boundaries(panel, clusters, order)
+    if len(rows) < FEW:
+        for panel in panels:
+            panel.set_aspect("auto")
     panels[1].set_ylabel("client", fontsize=9, color=INK)
     if shown is not None:
         bar = drawn.colorbar(shown, ax=list(panels[1:]), shrink=0.75, pad=0.015)

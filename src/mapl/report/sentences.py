@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mapl.analysis.clusters import adjusted_rand, edges, first_mixed, share_inside
 from mapl.analysis.compare import Arm
+from mapl.live.scene import amount
 from mapl.network.refused import total
 from mapl.recipe import has_letters
 from mapl.report.curves import mesh, term_name
@@ -85,7 +86,7 @@ def _how_it_looks(line: Line) -> str:
             "told them about."
         )
     if arm.messages:
-        return f"Each run sent {count(arm.messages, 'letter')}, {arm.bytes / 2**20:,.1f} MiB in all."
+        return f"Each run sent {count(arm.messages, 'letter')}, {amount(round(arm.bytes))} in all."
     return f"The standard deviation over its clients is {100 * arm.spread:.1f} points."
 
 

@@ -189,7 +189,7 @@ class View {
       entry.append(dot, `${kind.label} (${kind.number})`);
       return entry;
     });
-    if (many) shown.push(make('span', `${kinds.length} sets of classes; alike colours have classes in common`));
+    if (many) shown.push(make('span', `${kinds.length} sets of classes, coloured in the order of their classes`));
     if (this.run.held.length < this.run.clients.length) shown.push(make('span', 'hollow: others, whose data are not known here; dashed: not connected'));
     $('legend').replaceChildren(...shown);
   }
