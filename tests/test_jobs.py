@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,11 +16,11 @@ from typer.testing import CliRunner
 
 import mapl
 import mapl.cli
-from conftest import PRELOADED, SMALL, command, in_child, processes_of, small, until
+from conftest import PRELOADED, SMALL, command, in_child, processes_of, small, until, written
 from mapl.cli import demo as demo_command
 from mapl.cli.app import app
 from mapl.recipe import Tree, merge
-from mapl.runs.jobs import Job, carry_out
+from mapl.runs.jobs import Job, carry_out, is_done
 
 LONG: Tree = merge(SMALL, {"rounds": 120, "model": {"backbones": ["mlp"]}}) | {
     "evaluate": {"every": 100},
@@ -50,6 +51,23 @@ def started(jobs: list[Job], output: Path) -> Iterator[ForkServerProcess]:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
+
+
+def test_a_run_that_was_killed_before_its_last_checkpoint_is_not_done(tmp_path):
+    """Its history is whole, but its models are missing."""
+    (job,) = jobs(tmp_path, SMALL, 1)
+    mapl.run(job.recipe(), job.folder)
+    whole = written(job.folder)
+    assert is_done(job)
+    for path in (job.folder / "checkpoints").iterdir():
+        path.unlink()
+    assert mapl.load(job.folder).finished
+    assert not is_done(job)
+    mapl.resume(job.folder)
+    assert is_done(job)
+    assert written(job.folder) == whole
+    shutil.rmtree(job.folder / "checkpoints")
+    assert is_done(job), "somebody has removed them on purpose"
 
 
 @pytest.mark.slow

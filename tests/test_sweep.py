@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+import statistics
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 import mapl
-from conftest import PRELOADED, in_child, processes_of, small, until, written
+from conftest import PRELOADED, command, in_child, processes_of, small, until, written
 from mapl.analysis.sweep import Point, Sweep, plan
 from mapl.cli.app import app
 from mapl.cli.sweep import _points, is_sweep
-from mapl.runs.jobs import carry_out
 
 QUICK = ["--clients", "4", "--rounds", "2", "--set", "partition.shots=2", "--set", "model.backbones=['mlp']"]
 
@@ -100,6 +102,9 @@ def test_the_command_trains_all_ends_with_the_table_and_repeats_nothing(quick_wo
     again = CliRunner().invoke(app, arguments[:-1], catch_exceptions=False)
     assert again.stdout.splitlines()[0].endswith("6 runs in runs/sweep, 6 of them done already")
     assert "mapl, no letters" in again.stdout
+    assert "an interval over 2 seeds is worth little" in again.stdout
+    assert "confirms" not in again.stdout
+    assert again.stdout.splitlines()[-1].startswith("saved in runs/sweep; again with: mapl compare runs/sweep")
     assert {path: path.stat().st_mtime_ns for path in Path("runs/sweep").rglob("*")} == before
 
 
@@ -122,38 +127,74 @@ def test_what_cannot_be_swept_is_one_sentence_and_nothing_is_written(arguments, 
     assert not Path("runs").exists()
 
 
-def table(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The compared table without the seconds."""
-    arms = json.loads(CliRunner().invoke(app, ["compare", *map(str, folders), "--json"]).stdout)["arms"]
-    return [{key: value for key, value in arm.items() if key != "seconds"} for arm in arms]
+COMMAND = ["run", "--method", "local,mapl,courier", "--seeds", "5", "--clients", "4", "--rounds", "2"]
+COMMAND += ["--set", "partition.shots=2", "--set", "model.backbones=['mlp']"]
+METHODS = ("local", "mapl", "courier")
 
 
-def begin(sweep: Sweep) -> None:
+def begin(out: Path) -> None:
     """In a child, as the leader of a process group."""
     os.setsid()
     multiprocessing.current_process().daemon = False  # those may have no children
-    carry_out(sweep.jobs)
+    command([*COMMAND, "--out", str(out)], out.with_suffix(".txt"))
+
+
+def table(out: Path) -> dict[str, Any]:
+    """The compared table that the command ends with, without the seconds."""
+    result = CliRunner().invoke(app, [*COMMAND, "--out", str(out), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    for arm in found["arms"]:
+        del arm["seconds"]
+    return found
+
+
+def accuracies(out: Path) -> dict[str, list[float]]:
+    """By method, seed by seed: the mean over clients after the last round, read from the files alone."""
+    found: dict[str, list[float]] = {name: [] for name in METHODS}
+    for name, seed in itertools.product(METHODS, range(5)):
+        lines = (out / f"digits-s1-{name}-mlp-full-m4-seed{seed}" / "history.jsonl").read_text().splitlines()
+        found[name].append(statistics.fmean(json.loads(lines[-1])["accuracy"]))
+    return found
 
 
 @pytest.mark.slow
-def test_killed_and_repeated_it_ends_with_the_same_table(quick_workers, tmp_path):
+def test_killed_and_repeated_it_ends_with_the_same_table_and_that_of_scipy(quick_workers, tmp_path):
     """SIGKILL for the command alone, as the kernel does it when memory runs out: its workers end by themselves."""
-    over = {"rounds": 12, "model": {"backbones": ["mlp"]}, "checkpoint": {"every": 5}}
-    points = [Point(small(name, seed=seed, **over)) for seed in (0, 1) for name in ("mapl", "local")]
-    whole, killed = plan(points, tmp_path / "whole"), plan(points, tmp_path / "killed")
-    assert carry_out(whole.jobs)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     child = in_child(begin, killed)
     group = child.pid
     try:
-        until(lambda: any((job.folder / "history.jsonl").exists() for job in killed.jobs))
+        until(lambda: sum(1 for _ in killed.glob("*/history.jsonl")) >= 3)
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         until(lambda: not processes_of(group))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-    assert not all((job.folder / "recipe.toml").exists() and mapl.load(job.folder).finished for job in killed.jobs)
-    assert carry_out(killed.jobs)
-    for one, other in zip(whole.jobs, killed.jobs, strict=True):
-        assert written(one.folder) == written(other.folder)
-    assert table([job.folder for job in whole.jobs]) == table([job.folder for job in killed.jobs])
+    assert len(list(killed.glob("*/history.jsonl"))) < 25, "it was killed in the middle"
+    ours = table(killed)
+    assert ours == table(whole)
+    folders = sorted(path.name for path in whole.iterdir())
+    assert len(folders) == 25
+    assert all(written(whole / name) == written(killed / name) for name in folders)
+    check_with_scipy(ours["differences"], accuracies(killed))
+
+
+def check_with_scipy(differences: list[dict[str, Any]], means: dict[str, list[float]]) -> None:
+    """Student's t for pairs, and Holm's method from its definition."""
+    pairs = list(itertools.combinations(METHODS, 2))
+    assert [(d["first"], d["second"]) for d in differences] == pairs
+    tests = [stats.ttest_rel(means[first], means[second]) for first, second in pairs]
+    largest, rejecting = 0.0, True
+    for rank, place in enumerate(np.argsort([test.pvalue for test in tests])):
+        test, found = tests[place], differences[place]
+        if rejecting:
+            level = 0.05 / (len(pairs) - rank)
+        rejecting = rejecting and test.pvalue < level
+        largest = max(largest, min(1.0, (len(pairs) - rank) * test.pvalue))
+        assert found["seeds"] == [0, 1, 2, 3, 4]
+        assert (found["p"], found["holm"]) == (pytest.approx(test.pvalue), pytest.approx(largest))
+        low, high = test.confidence_interval(1 - level)
+        assert found["difference"]["mean"] == pytest.approx((low + high) / 2)
+        assert found["difference"]["interval"] == pytest.approx((high - low) / 2)

@@ -84,6 +84,7 @@ class Writer:
 
     def __init__(self, run: Path, keep: int, after: Sequence[Path] = ()):
         self.run = run
+        (run / FOLDER).mkdir(parents=True, exist_ok=True)
         self.keep = keep
         self.after = after
         self._thread = ThreadPoolExecutor(1, "checkpoint")

@@ -20,6 +20,7 @@ import torch
 from mapl.engine.workers import cores, share_cores
 from mapl.errors import MaplError
 from mapl.recipe import Recipe, Tree, compose
+from mapl.runs import checkpoint
 from mapl.runs.history import HISTORY, RECIPE, load, load_recipe
 from mapl.runs.part import with_digests
 from mapl.runs.run import resume, run
@@ -67,8 +68,16 @@ def carry_out(
 
 
 def is_done(job: Job) -> bool:
-    """Whether its run is in its folder, finished."""
-    return (job.folder / RECIPE).exists() and load(job.folder).finished
+    """Whether its run is in its folder, finished.
+
+    One that was killed between its last round and its last checkpoint is not: its models are missing. If there is no
+    folder of checkpoints, somebody has removed it.
+    """
+    if not (job.folder / RECIPE).exists():
+        return False
+    record = load(job.folder)
+    has_models = checkpoint.newest(job.folder) >= len(record.rounds) or not (job.folder / checkpoint.FOLDER).exists()
+    return record.finished and has_models
 
 
 def _check_folder(job: Job) -> None:
@@ -184,7 +193,7 @@ def _carry_out(job: Job) -> bool:
     recipe = job.recipe()  # names, in this process, the code that the run may import
     if not (job.folder / RECIPE).exists():
         return run(recipe, job.folder, overwrite=True, stop=_stopping.is_set).finished
-    return load(job.folder).finished or resume(job.folder, stop=_stopping.is_set).finished
+    return is_done(job) or resume(job.folder, stop=_stopping.is_set).finished
 
 
 def _rounds_done(jobs: Sequence[Job]) -> int:

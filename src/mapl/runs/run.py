@@ -248,7 +248,9 @@ class _Loop:
         graph_writer = GraphWriter(folder, [card.id for card in clients])
         graph_writer.cut(first)
         player.warm_up()
-        writer = checkpoint.Writer(folder, recipe.checkpoint.keep, [folder / name for name in (HISTORY, ROWS, INDEX)])
+        with _writing(folder, player):
+            after = [folder / name for name in (HISTORY, ROWS, INDEX)]
+            writer = checkpoint.Writer(folder, recipe.checkpoint.keep, after)
         observers: list[Observer] = [*self.observers, *in_notebook(recipe.rounds, first)]
         with clock.running(player.device), lasting(), interruptible() as interrupted, writer as checkpoints:
             for t in range(first, recipe.rounds):
