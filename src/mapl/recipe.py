@@ -43,7 +43,7 @@ from mapl.methods.mapl import MaplSettings
 from mapl.mixing import MixingSettings
 from mapl.model import ModelSettings
 from mapl.names import check_name, folder_name, printable
-from mapl.network import CompressSettings, NoiseSettings, TopologySettings
+from mapl.network import CompressSettings, JoinersSettings, NoiseSettings, TopologySettings
 from mapl.plugins import Untrusted, find, is_looking, looking, take_as_named
 
 Tree = dict[str, Any]
@@ -58,7 +58,7 @@ LATER = {
     "augment": ("features", "tokens", "function"),
     "train": ("steps", "warmup_rounds", "cosine_rounds"),
     "partition": ("pooled", "sizes", "digest"),
-    "network": ("noise",),
+    "network": ("noise", "participation", "joiners"),
 }
 """Settings that were added later. A run with their defaults is the run that it was before."""
 
@@ -109,6 +109,14 @@ class NetworkSection(Section):
     compress: CompressSettings = Field(CompressSettings(), description="How letters are compressed.")
     noise: NoiseSettings = Field(NoiseSettings(), description="Noise on the letters that clients write.")
     mixing: MixingSettings = Field(MixingSettings(), description="How letters are averaged.")
+    participation: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="The share of the clients that takes part in a round, at least one, drawn anew for each. The "
+        "others neither train nor write nor read, and their models stay as they are. All are tested.",
+    )
+    joiners: JoinersSettings = Field(JoinersSettings(), description="Clients that join late.")
 
 
 class EvaluateSection(Section):
@@ -213,6 +221,21 @@ class Recipe(Section):
     evaluate: EvaluateSection = Field(EvaluateSection(), description="Tests.")
     checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints.")
 
+    @model_validator(mode="after")
+    def _joiners_can_join(self) -> Recipe:
+        joiners = self.network.joiners
+        if joiners.clients >= self.clients:
+            raise ValueError(
+                f"network.joiners.clients: got {joiners.clients}, but there are {self.clients} clients; at least one "
+                "has to be there from the start"
+            )
+        if joiners.clients and joiners.round >= self.rounds:
+            raise ValueError(
+                f"network.joiners.round: got {joiners.round}, but the run has rounds 0 to {self.rounds - 1}, so they "
+                "would never join; take an earlier round, or more rounds"
+            )
+        return self
+
     @staticmethod
     def of(**settings: Any) -> Recipe:
         """A recipe from Python: `Recipe.of(method="mapl", rounds=20, partition={"shots": 5})`.
@@ -246,8 +269,8 @@ class Recipe(Section):
 
         This is the one definition of "the same run". It leaves out the name, the device, checkpoints, how often and
         on which further images clients are tested, and the length: a longer run begins with the rounds of a shorter
-        one. Results are equal over any transport, and without letters all networks are the same. A recipe says where
-        its data are, but not what they are: `Record.identity` adds that.
+        one. Results are equal over any transport, and without letters all networks are the same, but for who takes
+        part. A recipe says where its data are, but not what they are: `Record.identity` adds that.
         """
         tree = self.model_dump(
             mode="json",
@@ -263,7 +286,7 @@ class Recipe(Section):
         )
         # What a method from elsewhere does is not asked: that would import it, and a fingerprint needs only the recipe.
         if self.network.topology.name == "none" or (":" not in self.method.name and is_silent(self)):
-            tree["network"] = NOBODY.model_dump(mode="json", exclude={"transport"})
+            tree["network"] = without_letters(self.network).model_dump(mode="json", exclude={"transport"})
         if tree["network"]["topology"]["name"] != "explore":
             tree["network"]["topology"].pop("explore")
         return tree
@@ -294,6 +317,11 @@ def names_code(recipe: Recipe) -> bool:
 
 NOBODY = NetworkSection.model_validate({"topology": {"name": "none"}})
 """The empty network, without any limit on letters."""
+
+
+def without_letters(network: NetworkSection) -> NetworkSection:
+    """The empty network in which the same clients take part in each round."""
+    return NOBODY.model_copy(update={"participation": network.participation, "joiners": network.joiners})
 
 
 def has_letters(recipe: Recipe) -> bool:

@@ -299,7 +299,7 @@ def _tree(run: Record) -> dict[str, Any]:
     if has_letters(run.recipe):
         tree["network"]["transport"] = run.recipe.network.transport
     else:
-        tree["network"] = "none"
+        tree["network"] = {key: tree["network"][key] for key in ("participation", "joiners")}
         for unread in never_read(run.recipe):
             tree["method"].pop(unread, None)
     if not run.whole:
@@ -362,7 +362,7 @@ def _differing(arms: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _differ(key: str, flats: Sequence[dict[str, Any]]) -> bool:
-    if key in ("method.name", "network", "partition.pooled", "held"):
+    if key in ("method.name", "partition.pooled", "held"):
         return False
     by_method: dict[str, set[str]] = {}
     for values in (values for values in flats if key in values):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mapl.plugins import looking
-from mapl.recipe import NOBODY, Recipe, has_letters, method_class, validated
+from mapl.recipe import Recipe, has_letters, method_class, validated, without_letters
 
 
 def is_control(recipe: Recipe) -> bool:
@@ -28,7 +28,7 @@ def twins(recipe: Recipe) -> list[Recipe]:
     First its own method on the empty network. Then without the settings that the method never reads there. Then, if
     the method equals a simpler one there, that one. So one control can serve many arms.
     """
-    own = recipe.model_copy(update={"network": NOBODY})
+    own = recipe.model_copy(update={"network": without_letters(recipe.network)})
     method = method_class(recipe.method.name)
     forms = [own]
     if method.unread_without_letters:

@@ -53,7 +53,7 @@ def _json_line(recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
         "round": line.round,
         "accuracy": fmean(line.accuracy) if line.accuracy else None,
         **{name: value for name in METRICS[1:] if (value := line.value(name)) is not None},
-        "losses": {term: fmean(values) for term, values in line.losses.items()},
+        "losses": line.mean_losses,
         "messages": line.messages,
         "bytes": line.bytes,
         "seconds": sum(seconds.values()),

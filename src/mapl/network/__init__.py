@@ -23,6 +23,7 @@ from mapl.network.letter import (
 )
 from mapl.network.memory import MemoryPost
 from mapl.network.noise import Noise, NoiseSettings, find_noise
+from mapl.network.participation import JoinersSettings, same_since, taking_part
 from mapl.network.reading import decode
 from mapl.network.refused import Refused
 from mapl.network.topology import TOPOLOGIES, Topology, TopologySettings
@@ -39,6 +40,7 @@ __all__ = [
     "EncodedPost",
     "ExploreSettings",
     "Inbox",
+    "JoinersSettings",
     "Ledger",
     "Letter",
     "LetterError",
@@ -65,5 +67,7 @@ __all__ = [
     "header_bytes",
     "inspect",
     "nbytes",
+    "same_since",
     "specs",
+    "taking_part",
 ]

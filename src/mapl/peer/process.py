@@ -122,6 +122,13 @@ def own_recipe(shared: Recipe, settings: PeerSettings) -> Recipe:
     """The network's recipe with what is this peer's own: its architecture, its threads, a checkpoint each round."""
     if issubclass(method_class(shared.method.name), Centralised):
         raise MaplError(f"method {shared.method.name!r} needs a server, and a network of peers has none")
+    network = shared.network
+    for name, simulated in {"participation": network.participation < 1, "joiners": network.joiners.clients > 0}.items():
+        if simulated:
+            raise MaplError(
+                f"network.{name}: only a simulation has it; a real peer takes part whenever it runs, and joins when it "
+                "comes"
+            )
     changes: dict[str, Any] = {"checkpoint": shared.checkpoint.model_copy(update={"every": 1})}
     if settings.data.backbone:
         changes["model"] = shared.model.model_copy(update={"backbones": (settings.data.backbone,)})

@@ -110,13 +110,17 @@ def accuracy_curve(line: Line) -> Curve | None:
 
 def loss_terms(line: Line) -> list[str]:
     """The terms of the loss, in the method's order."""
-    return list(line.first.rounds[0].losses) if line.length else []
+    return list(dict.fromkeys(term for played in line.first.rounds for term in played.losses))
 
 
 def loss_curve(line: Line, term: str) -> Curve:
     """One term of the loss by round."""
-    rounds = range(line.length)
-    return _curve(rounds, [[v for run in line.runs for v in run.rounds[t].losses.get(term, ())] for t in rounds])
+    by_round = {
+        t: [v for run in line.runs for v in run.rounds[t].losses.get(term, ()) if v is not None]
+        for t in range(line.length)
+    }
+    trained = {t: values for t, values in by_round.items() if values}
+    return _curve(list(trained), list(trained.values()))
 
 
 def message_curve(line: Line) -> Curve:

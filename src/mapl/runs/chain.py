@@ -45,8 +45,8 @@ class Round:
     """One line of the history."""
 
     round: int
-    losses: dict[str, list[FiniteFloat]]
-    """By term, then by client."""
+    losses: dict[str, list[FiniteFloat | None]]
+    """By term, then by client; None for a client that did not take part. Empty if none of the clients did."""
     accuracy: list[Share] | None
     """By client; None in a round without a test."""
     messages: Count
@@ -68,6 +68,12 @@ class Round:
             if values[optional] is None:
                 del values[optional]
         return to_json(values).decode() + "\n"
+
+    @property
+    def mean_losses(self) -> dict[str, float]:
+        """By term: the mean over the clients that took part."""
+        trained = {term: [v for v in values if v is not None] for term, values in self.losses.items()}
+        return {term: fmean(values) for term, values in trained.items() if values}
 
     def value(self, metric: Metric) -> float | None:
         """The network's number at this round's test; None without a test, or if it was not measured."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mapl.client import Client, Server
+from mapl.client import NOBODY_NEAR, Client, Server
 from mapl.errors import MaplError
 from mapl.methods._base import Centralised, Method
 from mapl.network import (
@@ -45,25 +45,33 @@ def look_around(
     topology: Topology,
     round: int,
     reachable: Tensor | None = None,
+    present: Tensor | None = None,
 ) -> None:
     """Tell every node whom it can reach this round. With a server, a client reaches only the server.
 
-    A single client reaches nobody: a server could only send its own letter back.
+    A client that is alone reaches nobody: a server could only send its own letter back.
 
-    `reachable`: the sorted ids of the peers that can be reached at all, if not everybody can.
+    `reachable`: the sorted ids of the peers that can be reached at all, if not everybody can. `present`: those of the
+    clients that take part, if not everybody does. Who does not reaches nobody.
     """
+    if present is not None:
+        there = set(present.tolist())
+        for client in clients:
+            client.neighbours = NOBODY_NEAR
+        clients = [client for client in clients if client.id in there]
     if not isinstance(method, Centralised):
         for client in clients:
             near = topology.neighbours(round, client.id)
-            if reachable is not None:
-                near = near[torch.isin(near, reachable)]
+            for some in (reachable, present):
+                near = near if some is None else near[torch.isin(near, some)]
             client.neighbours = _explored(client, round, topology, near) if topology.explores else near
         return
-    connected = topology.settings.name != "none" and topology.clients > 1
+    everybody = torch.arange(topology.clients) if present is None else present
+    connected = topology.settings.name != "none" and len(everybody) > 1
     for client in clients:
         client.neighbours = torch.tensor([topology.clients] if connected else [], dtype=torch.long)
     if server is not None:
-        server.neighbours = torch.arange(topology.clients if connected else 0)
+        server.neighbours = everybody if connected else everybody[:0]
 
 
 def _explored(client: Client, round: int, topology: Topology, near: Tensor) -> Tensor:
@@ -93,6 +101,8 @@ class Exchange:
     compressor: Compressor | None = None
     drawn_in: int = 0
     """Since which round the topology has been what it is in this one."""
+    same_since: int = 0
+    """Since which round the same clients have taken part."""
     read: dict[Leg, LastRead] = field(default_factory=dict)
     """What was read in earlier rounds, and now in this one."""
     directed: bool = False
@@ -210,7 +220,8 @@ class Exchange:
         """The last round in which nodes could read letters of senders whose previous letter they did not read."""
         if self.method.reads_anew(self.round):
             return self.round
-        return 0 if isinstance(self.method, Centralised) else self.drawn_in  # a server always reaches everyone
+        drawn_in = 0 if isinstance(self.method, Centralised) else self.drawn_in  # a server always reaches everyone
+        return max(drawn_in, self.same_since)
 
     def _schema(self, node: Client | Server, leg: Leg) -> Schema:
         method, opening = self.method, leg in ("opening", "answers")

@@ -38,7 +38,7 @@ def joined_line(held: Held, lines: Sequence[Round]) -> Round:
     refused: Counts = functools.reduce(added, (line.refused for line in lines), {})
     return Round(
         round=lines[0].round,
-        losses=_by_name(order, [line.losses for line in lines]),
+        losses=_by_name(order, _losses(held, lines)),
         accuracy=_if_all(order, [line.accuracy for line in lines]),
         messages=sum(line.messages for line in lines),
         bytes=sum(line.bytes for line in lines),
@@ -54,8 +54,17 @@ def alike(one: Round, other: Round) -> bool:
     """Whether two lines of one round have the same entries, as those of one recipe do."""
     ways = {frozenset(line.ways) for line in (one, other) if line.ways is not None}
     measures = {frozenset(line.measures) for line in (one, other) if line.measures is not None}
-    terms = one.losses.keys() == other.losses.keys()
+    terms = not (one.losses and other.losses) or one.losses.keys() == other.losses.keys()
     return terms and len(ways) <= 1 and len(measures) <= 1 and (one.released is None) == (other.released is None)
+
+
+def _losses(held: Held, lines: Sequence[Round]) -> list[Mapping[str, Sequence[float | None]]]:
+    """The losses of each part. One of which no client took part has none."""
+    terms = next((list(line.losses) for line in lines if line.losses), [])
+    return [
+        line.losses or {term: [None] * len(clients) for term in terms}
+        for clients, line in zip(held, lines, strict=True)
+    ]
 
 
 def _merged(order: Sequence[int], lists: Sequence[Sequence[T]]) -> list[T]:

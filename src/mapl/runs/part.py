@@ -41,13 +41,14 @@ from mapl.network import (
     find_compressor,
     find_noise,
     float_names,
+    taking_part,
 )
 from mapl.network.noise import covered
 from mapl.network.transport import LastRead, Leg
 from mapl.plugins import find
 from mapl.recipe import Recipe, UnreadSettings, validated
 from mapl.runs.contract import checked_letter
-from mapl.runs.exchange import check_size, look_around
+from mapl.runs.exchange import check_size, look_around, opens
 from mapl.runs.history import ClientCard, combined
 from mapl.shape import Shape, is_image, usual_backbone
 
@@ -89,6 +90,13 @@ class Part:
     def whole(self) -> bool:
         """Whether it holds every client of the network."""
         return len(self.clients) == self.recipe.clients
+
+    def taking_part(self, round: int) -> torch.Tensor | None:
+        """The sorted ids of all clients of the network that take part in a round; None: everybody."""
+        network, recipe = self.recipe.network, self.recipe
+        if opens(self.method, round):
+            return None  # what the server finds out then is used in all rounds
+        return taking_part(network.participation, network.joiners, recipe.seed, recipe.clients, round)
 
 
 def given_in_python(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Recipe:
@@ -197,6 +205,7 @@ def build_part(
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
     method.mixing = recipe.network.mixing
     _check_mixing(method)
+    _check_joiners(recipe, method)
     _check_explores(recipe, method)
     data = _checked(load_data(recipe) if data is None else data, recipe, held)
     shards = _shards(recipe, data, held, method.holds_out())
@@ -411,6 +420,15 @@ def _check_mixing(method: Method[Any]) -> None:
         raise MaplError(
             f"network.mixing: got {method.mixing.kind!r}, but method {method.name!r} does not average several letters "
             "at a time, so there is nothing to make robust; leave it at 'mean'"
+        )
+
+
+def _check_joiners(recipe: Recipe, method: Method[Any]) -> None:
+    """A server that sorts the clients once, in the first round, never learns of one that joins later."""
+    if recipe.network.joiners.clients and isinstance(method, Centralised) and method.opens:
+        raise MaplError(
+            f"network.joiners: method {recipe.method.name!r} sorts all clients in its first round, so those that join "
+            "later would stay alone; take another method"
         )
 
 

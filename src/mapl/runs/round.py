@@ -13,6 +13,7 @@ from mapl.clock import Clock
 from mapl.engine._base import Answers
 from mapl.errors import MaplError
 from mapl.measures import Measure, measured
+from mapl.network import same_since
 from mapl.recipe import Recipe
 from mapl.runs.contract import check_absorbed, checked_row
 from mapl.runs.diagnosis import explained, watching_letters, why_not_finite
@@ -28,19 +29,21 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
     """
     clock = clock or Clock()
     seconds = clock.new_round()
+    taking = part.taking_part(t)
+    present = part.clients if taking is None else [c for c in part.clients if c.id in set(taking.tolist())]
     with clock.part("train"), explained(part):
-        losses = part.engine.train_all(part.clients, t)
-    look_around(part.method, part.clients, part.server, part.topology, t, part.reachable)
+        losses = part.engine.train_all(present, t) if present else []
+    look_around(part.method, part.clients, part.server, part.topology, t, part.reachable, taking)
     with clock.part("evaluate"):
         tested = _test(part, t, "trained")
     before = part.ledger.messages, part.ledger.bytes
     with clock.part("exchange"):
-        sent = exchange(part, t)
+        sent = exchange(part, t, present)
     with clock.part("evaluate"):
         tested = tested or _test(part, t, "mixed")
     line = Round(
         round=t,
-        losses={term: [loss[term] for loss in losses] for term in losses[0]},
+        losses=_by_term(part.clients, present, losses),
         accuracy=tested.accuracy if tested else None,
         messages=part.ledger.messages - before[0],
         bytes=part.ledger.bytes - before[1],
@@ -54,19 +57,34 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
     return line, seconds
 
 
-def exchange(part: Part, t: int) -> Exchange:
-    """The letters of a round: written, carried, checked, read and absorbed. The result has their counts."""
+def _by_term(
+    clients: Sequence[Client], present: Sequence[Client], losses: Sequence[dict[str, float]]
+) -> dict[str, list[float | None]]:
+    """The losses by term, then by client; None for one that did not take part."""
+    by_client = {client.id: loss for client, loss in zip(present, losses, strict=True)}
+    nothing: dict[str, float] = {}
+    terms = losses[0] if losses else nothing
+    return {term: [by_client.get(client.id, nothing).get(term) for client in clients] for term in terms}
+
+
+def exchange(part: Part, t: int, present: Sequence[Client] | None = None) -> Exchange:
+    """The letters of a round: written, carried, checked, read and absorbed. The result has their counts.
+
+    `present`: the clients held here that take part, if not all do.
+    """
+    network = part.recipe.network
     letters = Exchange(
         part.method,
-        part.clients,
+        part.clients if present is None else present,
         part.server,
         part.transport,
         part.ledger,
         round=t,
-        limit=part.recipe.network.letter_limit,
+        limit=network.letter_limit,
         noise=part.noise,
         compressor=part.compressor,
         drawn_in=part.topology.drawn_in(t),
+        same_since=same_since(network.participation, network.joiners, t),
         read=part.read,
         # Who reaches nobody now may still be asked, by somebody who comes back or is not known here yet.
         directed=part.topology.directed or (part.reachable is not None and part.topology.settings.name != "none"),
@@ -155,4 +173,5 @@ def _spends_budget(part: Part, t: int, moment: str) -> bool:
         return False
     if moment == "mixed":  # they have been sent
         return budget_is_spent(part)
+    # Who does not take part reaches nobody, and so asks nobody.
     return part.ledger.messages + letters_ahead(part.method, part.clients, t) >= budget

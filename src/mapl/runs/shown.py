@@ -69,10 +69,12 @@ def as_frame(record: Record) -> pd.DataFrame:
         }
         for line in record.rounds
     ]
-    nothing = [float("nan")] * len(record.clients)
-    for name in dict.fromkeys(name for values in by_client for name in values):
-        if name == "accuracy" or any(values.get(name) is not None for values in by_client):
-            frame[name] = [value for values in by_client for value in (values.get(name) or nothing)]
+    nan = float("nan")
+    nothing = [nan] * len(record.clients)
+    for name in dict.fromkeys(name for line in by_client for name in line):
+        if name == "accuracy" or any(line.get(name) is not None for line in by_client):
+            values = (value for line in by_client for value in (line.get(name) or nothing))
+            frame[name] = [nan if value is None else value for value in values]
     return frame
 
 

@@ -75,7 +75,7 @@ def _round_row(line: Round, seconds: dict[str, float]) -> Row:
         "messages": line.messages,
         "bytes": line.bytes,
         "seconds": sum(seconds.values()) if seconds else None,
-        **{f"loss_{term}": fmean(values) for term, values in line.losses.items()},
+        **{f"loss_{term}": value for term, value in line.mean_losses.items()},
     }
 
 

@@ -70,7 +70,7 @@ class TensorBoard:
 
 def scalars(line: Round, seconds: dict[str, float], held: Sequence[int] | None = None) -> dict[str, float]:
     """A round as named numbers. `held`: the numbers of the clients, if they are not 0, 1, 2, …"""
-    named = {f"loss/{term}": fmean(values) for term, values in line.losses.items()}
+    named = {f"loss/{term}": value for term, value in line.mean_losses.items()}
     named |= {"network/messages": line.messages, "network/bytes": line.bytes}
     named |= {f"time/{part}": value for part, value in seconds.items()}
     if line.accuracy:
