@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 import mapl
 import mapl.methods
 from conftest import assert_same, parameters, play, skip_without_umap, small, stop_after, written
-from mapl import MaplError, Recipe
-from mapl.analysis.compare import compare
+from mapl import MaplError, Recipe, Record
+from mapl.analysis.catchup import CatchUp, catch_up, in_words
+from mapl.analysis.compare import compare, notes
+from mapl.analysis.files import rows_of
 from mapl.client import Peers
 from mapl.methods._base import Centralised
 from mapl.network import JoinersSettings, same_since, taking_part
 from mapl.peer.process import own_recipe
 from mapl.peer.settings import PeerSettings
 from mapl.plugins import known
-from mapl.runs.history import Round
+from mapl.report import write_report
+from mapl.runs.history import ClientCard, Round
 from mapl.runs.join import join
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
@@ -256,6 +259,51 @@ def test_joiners_are_the_same_in_parts_and_after_a_resume(name, tmp_path):
     joined = join(in_folders(made, PEERS, tmp_path), tmp_path / "joined", pytest.fail)
     names = ("history.jsonl", "graph.rows", "graph.index")
     assert [everything(joined.folder).get(n) for n in names] == [everything(whole.folder).get(n) for n in names]
+
+
+def late_run(accuracies: list[list[float] | None], **over: Any) -> Record:
+    """A run that nobody made, of which clients 2 and 3 join in round 2; its accuracies by round and client."""
+    made = small("local", network=LATE, rounds=len(accuracies) + 1, **over)
+    cards = [ClientCard(i, 0, [0], 4, 5, "mlp", 100, "data") for i in range(4)]
+    rounds = [Round(t, {}, values, 0, 0) for t, values in enumerate(accuracies)]
+    return Record(Path("late"), made, cards, rounds, [])
+
+
+def test_a_joiner_has_caught_up_once_it_is_two_points_below_the_others():
+    before = [[0.5, 0.7, 0.9, 0.1]] * 2  # nobody has joined
+    record = late_run([*before, [0.6, 0.8, 0.2, 0.68], None, [0.6, 0.8, 0.67, 0.1], [0.7, 0.7, 0.3, 0.9]])
+    assert catch_up(record) == [CatchUp(2, 2, None), CatchUp(3, 2, 1)]
+    assert catch_up(record, within=0.03) == [CatchUp(2, 2, 3), CatchUp(3, 2, 1)]  # the round without a test counts
+    assert [one.rounds for one in catch_up(record, within=1)] == [1, 1]
+    assert catch_up(late_run(before)) == []
+    part = Record(record.folder, record.recipe, record.clients[3:], record.rounds, [])
+    assert catch_up(part) == []  # a part without the others
+    with pytest.raises(MaplError, match="within: got 2"):
+        catch_up(record, within=2)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"),
+    [([], ""), ([1], "1 round (1 of 1)"), ([2, 5], "3.5 rounds (2 of 2)"), ([1, None, 3], "3 rounds (2 of 3)"),
+     ([1, None], "not yet (1 of 2)")],
+)  # fmt: skip
+def test_catching_up_in_words(rounds, words):
+    assert in_words(rounds) == words
+
+
+def test_comparisons_and_reports_say_how_fast_joiners_caught_up(tmp_path):
+    records = [mapl.run(recipe("local", seed=s, network={**LATE, **HALF}), tmp_path / str(s)) for s in (0, 1)]
+    (arm,) = compare(records)
+    assert arm.joiners == [one.rounds for record in records for one in catch_up(record)]
+    assert len(arm.joiners) == 4
+    assert f"{arm.label}: {in_words(arm.joiners)}" in " ".join(notes([arm]))
+    (row,) = rows_of([arm])
+    assert (row["joiners"], row["caught_up"]) == (4, sum(r is not None for r in arm.joiners))
+    page = write_report(records, tmp_path / "report").read_text()
+    assert (
+        "50 % of the clients in each round, drawn anew; the last 2 clients from round 3 on, with fresh models" in page
+    )
+    assert "joiners" not in rows_of(compare([mapl.run(small("local"), tmp_path / "plain")]))[0]
 
 
 def test_letters_build_on_each_other_again_after_somebody_joined():

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
+from mapl.analysis.catchup import WITHIN, catch_up, in_words
 from mapl.analysis.clusters import share_inside
 from mapl.analysis.control import ceilings, is_ceiling, is_control, never_read, twins
 from mapl.analysis.labels import labels_of
@@ -85,6 +86,8 @@ class Arm:
     """Whether its runs are parts of a network."""
     pairs: int = 0
     """Over how many pairs of runs the gain is: seeds that its control has as well, tested in the same round."""
+    joiners: list[int | None] = field(default_factory=list)
+    """Of each client that joined late, in each run: after how many rounds it had caught up (`analysis.catchup`)."""
     metric: Metric = "accuracy"
     """What gain, room and share are of."""
     measures: dict[Metric, Estimate] = field(default_factory=dict)
@@ -98,6 +101,11 @@ class Arm:
         if self.room is None:
             return ""
         return "no room" if self.share is None else f"{self.share.text()} %"
+
+    @property
+    def caught_up(self) -> str:
+        """How fast late joiners caught up, in words; empty if there are none."""
+        return in_words(self.joiners)
 
     @property
     def value(self) -> Estimate:
@@ -203,6 +211,10 @@ def notes(arms: Sequence[Arm]) -> list[str]:
     pairs = [f"gain{of} of {'; '.join(labels)}: over {text}" for text, labels in gains.items()]
     if of and arms[0].metric in LOWER_IS_BETTER:
         pairs.append(f"{TITLES[arms[0].metric]}: lower is better, so a gain below 0 is good")
+    late = [f"{arm.label}: {arm.caught_up}" for arm in arms if arm.joiners]
+    if late:
+        reached = f"late joiners came within {100 * WITHIN:g} points of the mean of the others"
+        pairs.append(f"{reached} (median over joiners and seeds, and how many did): {'; '.join(late)}")
     differing: dict[str, dict[str, list[str]]] = {}
     for arm in arms:
         for key, value in arm.differs.items():
@@ -255,6 +267,7 @@ def _arm(
         is_ceiling=is_ceiling(runs[0].recipe),
         is_part=not runs[0].whole,
         pairs=len(gains),
+        joiners=[one.rounds for run in runs for one in catch_up(run)],
         metric=metric,
         measures=_measures(runs),
         differs=differs,

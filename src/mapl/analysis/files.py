@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mapl.analysis.catchup import middle
 from mapl.analysis.compare import Arm, Estimate, notes
 from mapl.analysis.paired import Difference, explained, worth
 from mapl.errors import MaplError
@@ -47,7 +48,7 @@ def write_comparison(path: Path, arms: Sequence[Arm], found: Sequence[Difference
 
 def rows_of(arms: Sequence[Arm]) -> list[Row]:
     """One row per arm. Accuracies are shares of 1; settings in which the arms differ have columns of their own."""
-    settings = dict.fromkeys(key for arm in arms for key in arm.differs)
+    settings, late = dict.fromkeys(key for arm in arms for key in arm.differs), any(arm.joiners for arm in arms)
     return [
         {
             "arm": arm.label,
@@ -62,6 +63,7 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
             "pairs": arm.pairs,
             **_estimate("share_of_way", arm.share),
             "inside": arm.inside,
+            **(_joiners(arm) if late else {}),
             "messages": arm.messages,
             "bytes": arm.bytes,
             "seconds": arm.seconds,
@@ -71,6 +73,12 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
         }
         for arm in arms
     ]
+
+
+def _joiners(arm: Arm) -> Row:
+    """How many clients joined late, over all runs, how many of them caught up, and when, as a median."""
+    caught_up = sum(rounds is not None for rounds in arm.joiners)
+    return {"joiners": len(arm.joiners), "caught_up": caught_up, "catch_up_rounds": middle(arm.joiners)}
 
 
 def difference_rows(found: Sequence[Difference]) -> list[Row]:

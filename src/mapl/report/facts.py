@@ -17,7 +17,7 @@ from mapl.plugins import find, looking, summary
 from mapl.recipe import Recipe
 from mapl.report.curves import graph_start
 from mapl.report.lines import Line
-from mapl.report.text import count, listing
+from mapl.report.text import count, listing, percent
 from mapl.runs.history import Record, share_of_network
 
 
@@ -39,14 +39,23 @@ def facts(lines: Sequence[Line]) -> dict[str, list[str]]:
         "Clients": _all(_clients(line.first) for line in lines),
         "Network": _all(_network(recipe) for recipe in recipes),
         "Training": _all(_training(recipe) for recipe in recipes),
+        "Participation": _all(text for recipe in recipes if (text := _participation(recipe))),
         "Rounds": [_rounds(lines)],
         "Seeds": [f"{listing(sorted({run.recipe.seed for run in runs}))} ({count(len(runs), 'run')} in all)"],
+        "Privacy": _all(budget for run in runs if (budget := spent(run))),
+        "Form": _all(text for recipe in recipes for text in _forms(recipe)),
     }
-    if privacy := _all(text for run in runs if (text := spent(run))):
-        entries["Privacy"] = privacy
-    if forms := _all(text for recipe in recipes for text in _forms(recipe)):
-        entries["Form"] = forms
-    return entries
+    return {subject: texts for subject, texts in entries.items() if texts}
+
+
+def _participation(recipe: Recipe) -> str:
+    """Who does not take part in every round; empty if everybody does."""
+    network, texts = recipe.network, []
+    if network.participation < 1:
+        texts.append(f"{percent(network.participation)} of the clients in each round, drawn anew")
+    if late := network.joiners.clients:
+        texts.append(f"the last {count(late, 'client')} from round {network.joiners.round + 1} on, with fresh models")
+    return "; ".join(texts)
 
 
 FORMS = {"paper": "as printed in the paper", "released": "as in the paper's released program"}
