@@ -498,6 +498,8 @@ def test_a_folder_with_other_clients_or_other_numbers_than_it_says_is_not_loaded
             ([1], line, r"line 1, has 2 values for 1 client"),
             ([1, 3], replace(line, accuracy=[0.5]), r"line 1, has 1 values? for 2 clients"),
             ([1, 3], replace(line, released=[1, 2, 3]), r"line 1, has 3 values for 2 clients"),
+            ([1, 3], replace(line, measures={"macro_f1": [0.5]}), r"line 1, has 1 values for 2 clients"),
+            ([1, 3], replace(line, measures={"f1": [0.5, 0.5]}), "line 1, has values that no run writes"),
             ([1, 3], replace(line, messages=-1), "line 1, has values that no run writes"),
             ([1, 3], replace(line, losses={"cross_entropy": [1.0, float("nan")]}), "line 1, has values that no run"),
         )
