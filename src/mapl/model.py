@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 import mapl.backbones
-from mapl.backbones._foreign import Backbone, adapted, timm_model
+from mapl.backbones._foreign import Answering, Backbone, adapted, is_of_transformers, timm_model, transformers_model
 from mapl.errors import MaplError
 from mapl.keys import ALWAYS, NOBODY, generator, key, seeded
 from mapl.network import fingerprint
@@ -176,11 +176,14 @@ def assign(settings: ModelSettings, backbones: int, clients: int, seed: int) -> 
 
 
 def find_backbone(name: str) -> Backbone:
-    """The backbone with that name or import path, such as torchvision.models:resnet18 or timm:resnet18."""
+    """The backbone with that name or import path, also of another library, such as timm:resnet18."""
     module, _, model = name.partition(":")
     if module == "timm" and model:
         permit(name)
         return timm_model(model)
+    if module == "transformers" and model:
+        permit(name)
+        return transformers_model(model)
     backbone: Backbone = find("backbone", name, mapl.backbones)
     if not callable(backbone):
         raise MaplError(f"backbone {name!r} is not a backbone: it should be a function of (shape, embedding)")
@@ -240,7 +243,7 @@ def make_backbone(what: str, backbone: Backbone, shape: Sequence[int], embedding
         raise MaplError(f"{what} cannot take {told(shape)}: {error}{_takers(shape)}") from error
     if not isinstance(network, nn.Module):
         raise MaplError(f"{what} returned a {type(network).__name__}, not a torch.nn.Module")
-    return network
+    return Answering(network) if is_of_transformers(network) else network
 
 
 def _takers(shape: Sequence[int]) -> str:
