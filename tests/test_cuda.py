@@ -56,14 +56,14 @@ def _few_tests_at_a_time(monkeypatch):
         monkeypatch.setattr("mapl.engine.cuda.engine.TEST_BATCH", 5)
 
 
-def eager_world(made: Recipe, backbones) -> Part:
-    made = given_in_python(made.model_copy(update={"engine": EngineSettings(device="cpu")}), None, backbones)
-    return build_part(made, backbones=backbones)
+def eager_world(made: Recipe, backbones, data=None) -> Part:
+    made = given_in_python(made.model_copy(update={"engine": EngineSettings(device="cpu")}), data, backbones)
+    return build_part(made, data, backbones=backbones)
 
 
-def grouped_world(made: Recipe, backbones, **engine) -> Part:
+def grouped_world(made: Recipe, backbones, data=None, **engine) -> Part:
     """The run with its engine replaced by the one for GPUs, in float32."""
-    part = eager_world(made, backbones)
+    part = eager_world(made, backbones, data)
     lanes = engine.pop("lanes", None)
     settings = EngineSettings(**{"precision": "fp32", **engine})
     old = part.engine
@@ -109,8 +109,8 @@ class Tiny(nn.Module):
         return self.end(torch.cat((torch.flatten(self.mean(both), 1), torch.flatten(self.drop(pixel), 1)), dim=1))
 
 
-def plays_like_eager(made: Recipe, backbones, atol=2e-5, **engine) -> Part:
-    eager, grouped = eager_world(made, backbones), grouped_world(made, backbones, **engine)
+def plays_like_eager(made: Recipe, backbones, atol=2e-5, data=None, **engine) -> Part:
+    eager, grouped = eager_world(made, backbones, data), grouped_world(made, backbones, data, **engine)
     for t in range(made.rounds):
         a, _ = play_round(eager, t)
         b, _ = play_round(grouped, t)
@@ -289,6 +289,15 @@ def test_groups_train_those_who_take_part():
     grouped = plays_like_eager(made, {"flat": flat}, together=3, lanes=1)
     assert grouped.engine.families[0].slots
     assert grouped.ledger.messages
+
+
+@interpreted
+def test_images_of_16_bits_learn_the_same_in_groups():
+    pixels = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    images = Images(pixels, torch.arange(40) % 4)
+    made = recipe(method="local", data="python", partition={"shots": 2, "test_shots": 1, "sharding": "random"})
+    grouped = plays_like_eager(made, {"flat": flat}, data=Dataset("deep", images, images, 4))
+    assert grouped.engine.families[0].group
 
 
 @interpreted

@@ -48,6 +48,23 @@ def test_a_network_of_its_own(tmp_path: Path) -> None:
     assert b'"guide":[' in histories[0]
 
 
+@pytest.mark.slow
+def test_five_hospitals_know_more_together(tmp_path: Path) -> None:
+    lines = call(sys.executable, str(EXAMPLES / "five_hospitals.py"), "runs", cwd=tmp_path).splitlines()
+    alone, control, together = ([float(word) for word in line.split()[-6:]] for line in lines[2:])
+    assert "training patients" in lines[1]
+    assert together[-1] > control[-1] + 2 > alone[-1]
+    assert together[4] > control[4] + 10  # it has seen one class only
+
+
+@pytest.mark.slow
+def test_digits_as_numbers(tmp_path: Path) -> None:
+    lines = call(sys.executable, str(EXAMPLES / "digits_as_numbers.py"), "runs", cwd=tmp_path).splitlines()
+    assert "1,438 training and 359 test rows of 64 numbers in 10 classes" in lines[0]
+    local, control, courier = (float(line.split("accuracy ")[1].split()[0]) for line in lines[1:])
+    assert courier > max(local, control) + 1
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_examples_are_short(example: Path) -> None:
     assert len(example.read_text().splitlines()) < 80
