@@ -29,7 +29,7 @@ check: $(STAMP) ## the slow rest of the tests; MAPL_DATA=folder adds those on pu
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not network"
 	@$(BIN)/python tests/fuzz_letters.py
 
-network: $(STAMP) ## networks of 8 and 12 real peers, one after another: kills, partitions, equality (ten minutes)
+network: $(STAMP) ## networks of 8 and 12 real peers, one after another: kills, partitions, equality (a few minutes)
 	@$(BIN)/python -m pytest -m network
 
 browser: ## a Chromium and axe-core, if they can be had; without them the tests of pages are skipped
@@ -38,8 +38,9 @@ browser: ## a Chromium and axe-core, if they can be had; without them the tests 
 lint: $(STAMP) ## ruff, as CI runs it
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-types: $(STAMP) ## mypy --strict
+types: $(STAMP) ## mypy --strict, and the scripts beside the library against its types
 	@$(BIN)/mypy
+	@MYPYPATH=src $(BIN)/mypy --config-file .mypy-scripts.ini benchmarks examples results
 
 docs: $(STAMP) ## write docs/recipe.md from the settings
 	@$(BIN)/python -m mapl.report.reference > docs/recipe.md

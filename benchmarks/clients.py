@@ -144,7 +144,8 @@ class _Copies:
         self._made: dict[int, tuple[str, ClientModel]] = {}
 
     def __enter__(self) -> _Copies:
-        self._build, mapl.runs.part.build = mapl.runs.part.build, self.build
+        self._build = mapl.runs.part.build
+        mapl.runs.part.build = self.build  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -138,10 +138,11 @@ def middle(seconds: Sequence[float]) -> float:
 
 def write(report: Report, name: str, device: torch.device, command: str, folder: Path) -> Path:
     """Leave a measurement as Markdown for people and as JSON for programs."""
-    facts = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(device), "command": command}
+    about_machine = machine(device)
+    facts = {"date": datetime.now(UTC).date().isoformat(), "machine": about_machine, "command": command}
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / f"{name}-{device.type}.md"
-    about = ", ".join(f"{key} {value}" for key, value in facts["machine"].items())
+    about = ", ".join(f"{key} {value}" for key, value in about_machine.items())
     lines = [
         f"# {report.title}",
         "",

@@ -21,6 +21,7 @@ from mapl.analysis.clusters import adjusted_rand, share_inside
 from mapl.collaboration import GraphSettings, learn_rows
 from mapl.engine.workers import cores
 from mapl.methods.mapl import Mapl
+from mapl.runs.graph import Row as Weights
 from mapl.runs.graph import fill
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
@@ -141,7 +142,7 @@ def play(recipe: Recipe) -> Row:
 def _weights(part: Part) -> Tensor:
     """W (M, M)."""
     matrix = torch.zeros(len(part.clients), len(part.clients), dtype=torch.float64)
-    fill(matrix, {client.id: (client.peers.ids, client.peers.weights) for client in part.clients})
+    fill(matrix, {client.id: Weights(client.peers.ids, client.peers.weights) for client in part.clients})
     return matrix
 
 

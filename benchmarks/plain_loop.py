@@ -29,9 +29,11 @@ from mapl import Dataset, Images
 from mapl.client import Client
 from mapl.collaboration import graph_loss, project_to_simplex
 from mapl.data.augment import AugmentSettings
+from mapl.data.samples import Samples as AnySamples
 from mapl.losses import prototype_contrastive, prototype_uniformity, supervised_contrastive
 from mapl.methods.mapl import MaplSettings
 from mapl.runs.part import Part
+from mapl.shape import Shape
 
 Picture = Image.Image
 Transform = Callable[[Any], Any]
@@ -147,11 +149,11 @@ class ToNormalisedTensor:
         return pixels.to(torch.float32).div(255).sub_(self.mean).div_(self.std)
 
 
-def transforms(use: AugmentSettings, image: tuple[int, int, int], last: Transform) -> Transform:
+def transforms(use: AugmentSettings, image: Shape, last: Transform) -> Transform:
     """The augmentation that the settings describe, a sample at a time."""
     steps: list[Transform] = []
     if use.crop_scale is not None:
-        steps.append(RandomResizedCrop(image[1:], use.crop_scale, use.crop_ratio))
+        steps.append(RandomResizedCrop((image[1], image[2]), use.crop_scale, use.crop_ratio))
     elif use.crop_padding:
         steps.append(RandomCrop(use.crop_padding))
     if max(use.brightness, use.contrast, use.saturation, use.hue) > 0:
@@ -168,7 +170,8 @@ def transforms(use: AugmentSettings, image: tuple[int, int, int], last: Transfor
 class Samples(TorchDataset[tuple[list[Tensor], int]]):
     """Images one by one, each in as many random views as are asked for."""
 
-    def __init__(self, images: Images, transform: Transform, views: int) -> None:
+    def __init__(self, images: AnySamples, transform: Transform, views: int) -> None:
+        assert isinstance(images, Images)
         pixels: NDArray[np.uint8] = images.pixels.permute(0, 2, 3, 1).contiguous().numpy()
         self.pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
         self.labels = images.labels.tolist()

@@ -36,7 +36,7 @@ class SharedGuide(Method[SharedGuideSettings]):
     answers_with = ("backbone", "guide")  # what `scores` is given
 
     def modules(self, client: Client) -> dict[str, nn.Module]:
-        pixels, classes = math.prod(client.train.pixels.shape[1:]), client.shapes.classes
+        pixels, classes = math.prod(client.train.shape), client.shapes.classes
         with seeded(key(client.seed, NOBODY, ALWAYS, "guide")):  # everybody starts from the same weights
             guide = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 32), nn.ReLU(), nn.Linear(32, classes))
         return {"guide": guide}

@@ -4,6 +4,7 @@ python examples/read_results.py runs/digits-s1-mapl-full-m10-seed0
 """
 
 import sys
+from statistics import fmean
 
 import mapl
 from mapl.analysis.clusters import adjusted_rand, share_inside
@@ -15,7 +16,7 @@ def main(folder: str) -> None:
     print(f"{record.recipe.method.name} on {record.recipe.data.name}, {len(record.clients)} clients")
     print(f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} at the last test (never the best)")
 
-    print("accuracy by round:", {r.round: round(sum(r.accuracy) / len(r.accuracy), 3) for r in record.tested})
+    print("accuracy by round:", {r.round: round(fmean(r.accuracy or []), 3) for r in record.tested})
     print("loss terms, last round:", {term: round(sum(v) / len(v), 3) for term, v in record.rounds[-1].losses.items()})
     print(f"{record.messages:,} messages, {record.bytes:,} bytes, {record.seconds:.1f} s")
 
@@ -29,7 +30,8 @@ def main(folder: str) -> None:
     part = restored_part(folder, trust=True)
     if part is not None:
         client = part.clients[0]
-        share = float(part.engine.evaluate(client).double().mean())
+        right = part.engine.evaluate_all([client])[0].right[0]  # one boolean per test image
+        share = float(right.double().mean())
         print(f"client 0 again: {100 * share:.1f} %, {type(client.model.backbone).__name__}")
 
 

@@ -21,10 +21,10 @@ import mapl
 from mapl.backbones._blocks import conv_bn_relu
 from mapl.backbones.courier import Stage
 from mapl.backbones.residual import Block
+from mapl.data.loading import keeping_data
 from mapl.model import find_backbone
 from mapl.paper.machine import device_name
 from mapl.recipe import Tree, assignment, compose, read
-from mapl.runs.part import keeping_data
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "recipes" / "modern" / "heterogeneous.toml"
@@ -109,7 +109,7 @@ def measured(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any
         "operations": operations(name),
         "parameters": sum(p.numel() for p in CANDIDATES[name]((3, 32, 32), 64).parameters()),
         "seconds": median(seconds[2:]),
-        "answers": fmean(record.tested[-1].all_images or record.tested[-1].accuracy),
+        "answers": fmean(record.tested[-1].all_images or record.tested[-1].accuracy or []),
         "ways": record.ways,
         "device": device_name(recipe),
     }

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 
 import mapl
+from mapl.data.loading import keeping_data
 from mapl.paper.machine import device_name
 from mapl.recipe import Tree, assignment, compose, read
-from mapl.runs.part import keeping_data
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "recipes" / "modern" / "heterogeneous.toml"
@@ -72,7 +72,7 @@ def measured(settings: list[str], options: argparse.Namespace) -> tuple[float, s
     recipe = compose(*(("recipe", layer) for layer in layers))[0]
     record = mapl.run(recipe, options.runs / recipe.fingerprint(), overwrite=True)
     last = record.tested[-1]
-    return fmean(last.all_images or last.accuracy), device_name(recipe)
+    return fmean(last.all_images or last.accuracy or []), device_name(recipe)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mapl.analysis.compare import Arm, compare
-from mapl.cli.look import gain_text
+from mapl.cli.compare import gain_text
 from mapl.recipe import Tree, merge
 from mapl.runs.history import Record, load
 from mapl.runs.jobs import Job, carry_out

@@ -146,13 +146,18 @@ class Outcome:
     """Played until a loss was no longer finite, or all of them."""
 
 
+def unchecked(mail: Mail, inboxes: Mapping[int, Inbox], own: Mapping[int, Letter] | None) -> dict[int, Inbox]:
+    """In the place of the inspection: every letter passes."""
+    return dict(inboxes)
+
+
 def carry_out(case: Case) -> Outcome:
     torch.set_num_threads(1)
     tree = merge(
         merge(COMMON, METHODS[case.method]), {"seed": case.seed, "network": {"mixing": (RULES | WIDER)[case.rule]}}
     )
     recipe = Recipe.of(**tree)
-    mapl.runs.exchange.inspect = inspect if case.checked else lambda mail, inboxes, own: inboxes
+    mapl.runs.exchange.inspect = inspect if case.checked else unchecked
     part = build_part(recipe, transport=Poisoned(case.attackers, case.attack, case.seed))
     times = []
     for t in range(recipe.rounds):
@@ -162,8 +167,7 @@ def carry_out(case: Case) -> Outcome:
         except MaplError:  # a loss or a weight is no longer finite
             break
         times.append(process_time() - begin)
-    right = [rows[0, : c.tests] for c, rows in zip(part.clients, part.engine.evaluate_all(part.clients), strict=True)]
-    accuracy = [float(one.float().mean()) for one in right]
+    accuracy = [float(answers.right[0].float().mean()) for answers in part.engine.evaluate_all(part.clients)]
     return Outcome(accuracy, heard(part, case.attackers), median(times or [0.0]), len(times))
 
 

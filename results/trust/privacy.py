@@ -108,7 +108,7 @@ def carry_out(job: Job) -> Outcome:
     recipe, tap = job.recipe(), Tap()
     part = build_part(recipe, transport=tap)
     dataset = load_data(recipe)
-    images, labels = part.engine.augmentation.normalise(dataset.train.pixels), dataset.train.labels
+    images, labels = part.engine.augmentation.normalise(dataset.train.inputs), dataset.train.labels
     evidence: dict[str, list[Scores]] = {}
     guesses: dict[str, Scores] = {}
     for t in range(recipe.rounds):
