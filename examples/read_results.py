@@ -17,7 +17,8 @@ def main(folder: str) -> None:
     print(f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} at the last test (never the best)")
 
     print("accuracy by round:", {r.round: round(fmean(r.accuracy or []), 3) for r in record.tested})
-    print("loss terms, last round:", {term: round(sum(v) / len(v), 3) for term, v in record.rounds[-1].losses.items()})
+    losses = record.rounds[-1].losses.items()  # None for clients that did not train in that round
+    print("loss terms, last round:", {k: round(fmean(x for x in v if x is not None), 3) for k, v in losses})
     print(f"{record.messages:,} messages, {record.bytes:,} bytes, {record.seconds:.1f} s")
 
     clusters = [card.cluster for card in record.clients]
