@@ -15,10 +15,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 import torch
 from matplotlib.lines import Line2D
+from PIL import Image
 
 import mapl
 from mapl.analysis.clusters import share_inside
@@ -36,7 +36,7 @@ from mapl.report.tables import arms_table
 from mapl.report.text import listing, ranges
 from test_compare import seeds
 
-VOID = {"meta", "link", "img", "br", "input"}
+VOID = {"meta", "link", "img", "br", "input", "source"}
 
 
 def recipe(**settings: Any) -> mapl.Recipe:
@@ -115,6 +115,11 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
+def pixels(data: bytes) -> bytes:
+    """A picture as its dots."""
+    return Image.open(io.BytesIO(data)).convert("RGB").tobytes()
+
+
 def check_stands_alone(path: Path) -> Page:
     """What every page has to be."""
     page = Page(path)
@@ -122,16 +127,20 @@ def check_stands_alone(path: Path) -> Page:
     check_scripts(page)
     assert not re.search(r"https?://|url\(|@import", text)
     for _, attributes in page.tags:
-        for name in ("src", "href"):
+        for name in ("src", "srcset", "href"):
             assert (attributes.get(name) or "data:").startswith("data:")
         assert not any(name.startswith("on") for name in attributes)
     pictures = page.attributes("img")
     files = sorted(path.parent.glob("*.png"))
     embedded = [base64.b64decode((picture["src"] or "").partition("base64,")[2]) for picture in pictures]
-    assert sorted(embedded) == sorted(file.read_bytes() for file in files)
+    assert sorted(map(pixels, embedded)) == sorted(pixels(file.read_bytes()) for file in files)
     for data, picture in zip(embedded, pictures, strict=True):
-        assert matplotlib.image.imread(io.BytesIO(data)).shape[1] == 500
+        assert Image.open(io.BytesIO(data)).width == 500
         assert len(picture["alt"] or "") > 20
+    for source in page.attributes("source"):
+        small = base64.b64decode((source["srcset"] or "").partition("base64,")[2])
+        assert Image.open(io.BytesIO(small)).width == 250
+    assert len(page.attributes("source")) == len(pictures)
     assert sorted(p.name for p in path.parent.iterdir()) == sorted(["report.html", *(f.name for f in files)])
     return page
 

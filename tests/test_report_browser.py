@@ -90,6 +90,8 @@ def test_it_fits_the_window_with_the_gain_in_sight(
         for place in (page.locator("li", has_text="Letters change"), page.locator("#tiles div", has_text="Gain")):
             box = place.first.bounding_box()
             assert box["y"] + box["height"] < size["height"]
+        wider = "[...document.querySelectorAll('figure .wide')].filter(one => one.scrollWidth > one.clientWidth).length"
+        assert page.evaluate(wider) == 0
         turned = page.evaluate("getComputedStyle(document.querySelector('figure img')).filter")
         assert turned == ("invert(1) hue-rotate(180deg)" if dark else "none")
 

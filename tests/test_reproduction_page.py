@@ -27,6 +27,7 @@ from mapl.paper.statistics import results
 from mapl.paper.store import Store, sparse
 from mapl.paper.tables import TABLES, table
 from mapl.report.document import Bullets, Document, Entry, Facts, Heading, Paragraph, Picture, Table
+from mapl.report.drawing import figure, png
 from mapl.report.html import to_html
 from mapl.report.markdown import plain, to_markdown
 from reproduction_store import add_cell, made_row, made_store
@@ -394,7 +395,7 @@ def test_every_block_is_escaped() -> None:
         Bullets([HOSTILE]),
         Facts({HOSTILE: [HOSTILE]}),
         Table([HOSTILE, HOSTILE], [cells], folded=HOSTILE),
-        Picture("p", HOSTILE, HOSTILE, b""),
+        Picture("p", HOSTILE, HOSTILE, png(figure(1))),
     ]
     document = Document(HOSTILE, HOSTILE, blocks)
     page = Page(to_html(document).decode())

@@ -11,14 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mapl.keys import ALWAYS, NOBODY, key
-from mapl.report.drawing import INK, figure, legend, plain, tidy, whole_rounds
+from mapl.report.drawing import INK, beside, figure, is_narrow, legend, plain, tidy, whole_rounds
 from mapl.report.lines import Line, accuracy_curve, loss_curve, loss_terms, mebibytes_curve, message_curve
 
 
 def accuracy_figure(lines: Sequence[Line]) -> Figure:
     """Accuracy by round, one line per arm with its spread over clients; beside it, each client at the last test."""
-    drawn = figure(4.4)
-    by_round, by_client = drawn.subplots(1, 2, width_ratios=(3, min(3.0, max(1.0, 0.34 * len(lines)))))
+    drawn, (by_round, by_client) = beside(4.4, (3, min(3.0, max(1.0, 0.34 * len(lines)))))
     strength = 0.22 / math.sqrt(len(lines))
     for line in lines:
         curve = accuracy_curve(line)
@@ -69,7 +68,7 @@ def graph_start(line: Line) -> int | None:
 def loss_figure(lines: Sequence[Line]) -> Figure:
     """One panel per term of the loss, one line per arm."""
     terms = list(dict.fromkeys(term for line in lines for term in loss_terms(line)))
-    columns = min(4, len(terms))
+    columns = min(2 if is_narrow() else 4, len(terms))
     rows = -(-len(terms) // columns)
     drawn = figure(0.5 + 2.5 * rows)
     panels = drawn.subplots(rows, columns, squeeze=False).flatten()
@@ -97,8 +96,7 @@ def term_name(term: str) -> str:
 
 def messages_figure(lines: Sequence[Line]) -> Figure:
     """Messages per round, against the full mesh, and MiB sent so far."""
-    drawn = figure(3.6)
-    messages, sizes = drawn.subplots(1, 2)
+    drawn, (messages, sizes) = beside(3.6, (1, 1))
     for line in lines:
         curve, sent = message_curve(line), mebibytes_curve(line)
         marker = "o" if len(curve.rounds) == 1 else ""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from mapl.report.drawing import png, svg
+from mapl.report.drawing import narrow, png, svg
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class Picture:
     caption: str
     png: bytes
     svg: bytes | None = None
+    narrow: bytes | None = None
+    """The same for a phone, as PNG."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,15 @@ class Document:
     def add(self, *blocks: Block) -> None:
         self.blocks += blocks
 
-    def draw(self, name: str, figure: Figure, alt: str, caption: str) -> None:
-        """Add a figure as a picture."""
-        self.add(Picture(name, alt, caption, png(figure), svg(figure) if self.with_svg else None))
+    def draw(self, name: str, figure: Figure | Callable[[], Figure], alt: str, caption: str) -> None:
+        """Add a figure as a picture. One that can be made twice is also drawn for a phone."""
+        if isinstance(figure, Figure):
+            self.add(Picture(name, alt, caption, png(figure), svg(figure) if self.with_svg else None))
+            return
+        wide = figure()
+        with narrow():
+            small = png(figure())
+        self.add(Picture(name, alt, caption, png(wide), svg(wide) if self.with_svg else None, small))
 
     @property
     def pictures(self) -> list[Picture]:

@@ -4,33 +4,69 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from mapl.names import printable
 
 INK, FAINT = "#333333", "#D9D9D9"
-WIDTH = 10.0
-"""Inches: the width of the page."""
+WIDTH, NARROW = 10.0, 5.0
+"""Inches: the width of the page, and that of one on a phone, where panels stand below each other."""
 DPI = 180
 LEGEND = 9.0
 """Font size of a legend, in points."""
 
 
+_width: ContextVar[float] = ContextVar("width", default=WIDTH)
+
+
+@contextmanager
+def narrow() -> Iterator[None]:
+    """Figures that are made meanwhile are for a phone."""
+    token = _width.set(NARROW)
+    try:
+        yield
+    finally:
+        _width.reset(token)
+
+
+def is_narrow() -> bool:
+    return _width.get() < WIDTH
+
+
 def figure(height: float, layout: Literal["constrained", "compressed"] = "constrained") -> Figure:
     """An empty figure as wide as the page; "compressed" is for panels of fixed shape, such as maps."""
-    return Figure(figsize=(WIDTH, height), layout=layout, facecolor="white")
+    return Figure(figsize=(_width.get(), height), layout=layout, facecolor="white")
+
+
+def beside(height: float, ratios: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """A figure of this height with panels beside each other, of these widths. On a phone each has the whole width."""
+    if is_narrow():
+        drawn = figure(0.8 * height * len(ratios))
+        return drawn, list(drawn.subplots(len(ratios), 1))
+    drawn = figure(height)
+    return drawn, list(drawn.subplots(1, len(ratios), width_ratios=ratios))
 
 
 def png(drawn: Figure) -> bytes:
     """The figure as PNG; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     drawn.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def webp(png: bytes) -> bytes:
+    """The same picture to the pixel, in about half of the bytes."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").save(buffer, "WEBP", lossless=True, method=1, quality=20)
     return buffer.getvalue()
 
 
@@ -87,6 +123,6 @@ def legend(drawn: Figure, handles: Sequence[Any]) -> None:
 
 def _letters(columns: int) -> int:
     """How many letters a label may have with so many columns."""
-    ems = WIDTH * 72 / LEGEND
+    ems = _width.get() * 72 / LEGEND
     # The line and the gaps around it take five ems of a column; an average letter takes a little over half an em.
     return int((ems / columns - 5) / 0.62)

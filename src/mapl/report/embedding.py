@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mapl.analysis.embedding import alignment, in_the_plane, sample
 from mapl.data.loading import GIVEN_IN_PYTHON
 from mapl.errors import MaplError
-from mapl.report.drawing import INK, figure, tidy
+from mapl.report.drawing import INK, beside, tidy
 from mapl.report.lines import PALETTE
 from mapl.runs.history import Record
 from mapl.runs.part import Part
@@ -84,8 +84,7 @@ def _laid_out(part: Part) -> Embedding | str:
 
 def embedding_figure(embedding: Embedding) -> Figure:
     """The points twice: coloured by class, and coloured by client. In both, the marker is the client's cluster."""
-    drawn = figure(4.7)
-    by_class, by_client = drawn.subplots(1, 2)
+    drawn, (by_class, by_client) = beside(4.7, (1, 1))
     for axes, ids, name in ((by_class, embedding.labels, "class"), (by_client, embedding.clients, "client")):
         _points(axes, embedding, ids)
         tidy(axes, f"Coloured by {name}", "t-SNE, first dimension", "t-SNE, second dimension")

@@ -17,6 +17,7 @@ from typing import Any
 from mapl.live import assets
 from mapl.names import printable
 from mapl.report.document import Block, Bullets, Document, Entry, Facts, Heading, Paragraph, Picture, Scene, Table
+from mapl.report.drawing import webp
 
 
 def escape(text: str) -> str:
@@ -94,12 +95,18 @@ def _fact(name: str, texts: Sequence[str]) -> str:
 
 
 def _picture(picture: Picture, number: int) -> str:
-    data = base64.b64encode(picture.png).decode()
-    image = f'<img src="data:image/png;base64,{data}" alt="{escape(picture.alt)}">'
+    image = f'<img src="{_data(picture.png)}" alt="{escape(picture.alt)}">'
+    if picture.narrow is not None:
+        small = f'<source media="(max-width: 40rem)" srcset="{_data(picture.narrow)}">'
+        image = f"<picture>{small}{image}</picture>"
     return (
         f"<figure>\n{_sideways(image, f'Figure {number}')}\n"
         f"<figcaption><b>Figure {number}.</b> {escape(picture.caption)}</figcaption>\n</figure>"
     )
+
+
+def _data(png: bytes) -> str:
+    return f"data:image/webp;base64,{base64.b64encode(webp(png)).decode()}"
 
 
 def _sideways(html: str, name: str) -> str:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from mapl.analysis.clusters import class_overlap, first_mixed, share_inside
-from mapl.report.drawing import FAINT, INK, figure, tidy
+from mapl.report.drawing import FAINT, INK, beside, figure, is_narrow, tidy
 from mapl.report.lines import PALETTE
 from mapl.report.text import percent
 from mapl.runs.history import Record
@@ -56,8 +56,7 @@ def data_figure(record: Record) -> Figure:
     held = np.zeros((len(cards), classes))
     for row, card in enumerate(cards):
         held[row, card.classes] = 1 + clusters.index(card.cluster) % len(PALETTE)
-    drawn = figure(3.9)
-    left, right = drawn.subplots(1, 2, width_ratios=(1.5, 1))
+    drawn, (left, right) = beside(3.9, (1.5, 1))
     palette = ListedColormap(["white", *PALETTE])
     left.imshow(held, cmap=palette, vmin=0, vmax=len(PALETTE), aspect="auto", interpolation="nearest")
     columns, rows = [str(k) for k in range(classes)], [str(card.id) for card in cards]
@@ -89,8 +88,13 @@ def graph_figure(record: Record, rounds: dict[int, str]) -> Figure:
     clusters = clusters_of(record)
     order, (rows, columns) = by_cluster(clusters), rows_and_columns(record)
     matrices = {t: record.weights(t) for t in rounds}
-    drawn = figure(2.5, "compressed")
-    panels = drawn.subplots(1, 1 + len(rounds), squeeze=False)[0]
+    across = 2 if is_narrow() else 1 + len(rounds)
+    down = -(-(1 + len(rounds)) // across)
+    drawn = figure(2.5 * down, "compressed")
+    grid = drawn.subplots(down, across, squeeze=False).flatten()
+    panels = grid[: 1 + len(rounds)]
+    for panel in grid[len(panels) :]:
+        panel.set_visible(False)
     shared_classes(panels[0], record, "true overlap of classes", SMALL)
     top = max(float(matrix.max()) for matrix in matrices.values())
     shown = None
@@ -107,7 +111,7 @@ def graph_figure(record: Record, rounds: dict[int, str]) -> Figure:
             panel.set_aspect("auto")
     panels[1].set_ylabel("client", fontsize=9, color=INK)
     if shown is not None:
-        bar = drawn.colorbar(shown, ax=list(panels[1:]), shrink=0.75, pad=0.015)
+        bar = drawn.colorbar(shown, ax=list(panels[1:]), shrink=0.75 / down, pad=0.015)
         bar.set_label("weight", fontsize=9, color=INK)
         slim(bar)
     return drawn

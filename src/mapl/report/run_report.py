@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from mapl.analysis.compare import Arm, notes
@@ -71,14 +72,14 @@ def _results(page: Document, lines: Sequence[Line]) -> None:
         page.add(Paragraph(sentences.WAY_EXPLAINED))
     if any(line.arm for line in lines):
         alt = "Line chart of test accuracy by round, and one dot per client at the last test."
-        page.draw("accuracy", curves.accuracy_figure(lines), alt, sentences.accuracy_caption(lines))
+        page.draw("accuracy", partial(curves.accuracy_figure, lines), alt, sentences.accuracy_caption(lines))
 
 
 def _graphs(page: Document, lines: Sequence[Line], shown: Line) -> None:
     page.add(Heading("Who has what, and who listens to whom"))
     record = shown.typical
     alt = "Map of clients by classes, and map of the share of classes that each pair of clients has in common."
-    page.draw("data", maps.data_figure(record), alt, sentences.data_caption(record))
+    page.draw("data", partial(maps.data_figure, record), alt, sentences.data_caption(record))
     order = [shown, *(line for line in lines if line is not shown)]
     drawn = [(line, rounds) for line in order if (rounds := maps.graph_rounds(line.typical, curves.graph_start(line)))]
     if not drawn:
@@ -86,7 +87,10 @@ def _graphs(page: Document, lines: Sequence[Line], shown: Line) -> None:
     for number, (line, rounds) in enumerate(drawn[:GRAPHS], start=1):
         alt = f"Heat maps of the true overlap of classes and of the mixing matrix W of {line.label} in some rounds."
         page.draw(
-            f"graph-{number}", maps.graph_figure(line.typical, rounds), alt, sentences.graph_caption(line, rounds)
+            f"graph-{number}",
+            partial(maps.graph_figure, line.typical, rounds),
+            alt,
+            sentences.graph_caption(line, rounds),
         )
         _embedding(page, line, number)
     if len(drawn) > GRAPHS:
@@ -101,7 +105,7 @@ def _embedding(page: Document, line: Line, number: int) -> None:
         return
     alt = f"Embeddings of the test images of {line.label} in the plane, coloured by class and by client."
     caption = sentences.embedding_caption(line, embedding)
-    page.draw(f"embedding-{number}", embedding_figure(embedding), alt, caption)
+    page.draw(f"embedding-{number}", partial(embedding_figure, embedding), alt, caption)
 
 
 def _costs(page: Document, lines: Sequence[Line]) -> None:
@@ -109,13 +113,13 @@ def _costs(page: Document, lines: Sequence[Line]) -> None:
     page.add(Heading("What training minimised"))
     if any(loss_terms(line) for line in played):
         alt = "Line charts of each term of the training loss by round."
-        page.draw("losses", curves.loss_figure(played), alt, sentences.loss_caption(played))
+        page.draw("losses", partial(curves.loss_figure, played), alt, sentences.loss_caption(played))
     else:
         page.add(Paragraph("No round has been played yet."))
     page.add(Heading("What was sent"))
     if any(run.messages for line in played for run in line.runs):
         alt = "Line charts of the messages per round, against the full mesh, and of the MiB sent so far."
-        page.draw("messages", curves.messages_figure(played), alt, sentences.messages_caption(played))
+        page.draw("messages", partial(curves.messages_figure, played), alt, sentences.messages_caption(played))
     else:
         page.add(Paragraph("No letter was sent: every client learned alone."))
     if any(run.refused for line in played for run in line.runs):

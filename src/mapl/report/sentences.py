@@ -159,8 +159,8 @@ def accuracy_caption(lines: Sequence[Line]) -> str:
     else:
         spread = f"is {100 * most[1].spread:.1f} points"
     return (
-        f"Test accuracy by round. At the last test: {ends}. The standard deviation over clients {spread}. On the "
-        "right, each dot is one client of one seed, and each bar is a mean."
+        f"Test accuracy by round. At the last test: {ends}. The standard deviation over clients {spread}. In "
+        "the second panel each dot is one client of one seed, and each bar is a mean."
     )
 
 
@@ -180,8 +180,8 @@ def data_caption(record: Record) -> str:
     else:
         verdict = f"{count(shared, 'pair')} of clusters share classes, so clusters differ only by degree"
     return (
-        f"The data of {record.folder.name}. Left: a coloured cell means that the client trains on that class; colours "
-        f"are the {count(len(groups), 'true cluster')}. Right: classes that both clients have, over classes that "
+        f"The data of {record.folder.name}. First: a coloured cell means that the client trains on that class; colours "
+        f"are the {count(len(groups), 'true cluster')}. Second: classes that both clients have, over classes that "
         f"either has. {verdict}. No method sees this picture."
     )
 
@@ -261,7 +261,8 @@ def embedding_caption(line: Line, embedding: Embedding) -> str:
     return (
         f"{line.label}, seed {line.typical.recipe.seed}, after {count(embedding.rounds, 'round')}: embeddings z of "
         f"{len(embedding.points):,} test images, each from its own client's model, laid out by t-SNE. Colours are "
-        "classes on the left and clients on the right; shapes are clusters. The nearest point of another client has "
+        "classes in the first panel and clients in the second; shapes are clusters. The nearest point of another "
+        "client has "
         f"{chance}: {verdict}. In a t-SNE, distances between far islands mean nothing."
     )
 
