@@ -88,6 +88,20 @@ def test_clients_are_chosen_with_the_keyboard_or_a_click(browser: Any, tmp_path:
         assert "client 2" in page.inner_text("#client")
 
 
+def test_a_click_into_a_chart_shows_that_round_or_client(browser: Any, tmp_path: Path) -> None:
+    ShownRun(tmp_path / "run").play(5)
+    with opened(browser, tmp_path) as page:
+        until(page, graph_of(5))
+        width = page.evaluate("document.getElementById('curve').clientWidth")
+        # The axis of five rounds begins 46 dots from the left and ends 10 from the right.
+        page.click("#curve", position={"x": 46 + (width - 56) / 4, "y": 60})
+        until(page, graph_of(2))
+        page.click("#each", position={"x": 46 + (width - 56) * 3.5 / 6, "y": 60})
+        assert page.inner_text("#client").startswith("client 3:")
+        page.click("#curve", position={"x": 2, "y": 60})
+        until(page, graph_of(1))
+
+
 def test_a_run_that_disappears_is_said_and_what_was_seen_stays(browser: Any, tmp_path: Path) -> None:
     run = ShownRun(tmp_path / "run")
     run.play(2)

@@ -36,7 +36,10 @@ def report_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the page. Default: the first run's.")] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Write a self-contained page about runs (report.html), and its figures as PNG files.
+    """Write a self-contained page about runs: report.html, and its figures as PNG files.
+
+    It is the page of [bold]mapl watch[/bold], frozen: the network with a slider through
+    its rounds, then tables and figures. It needs no server and no network.
 
     [bold]mapl report runs/mine[/bold]             one run
     [bold]mapl report runs --out comparison[/bold]   all runs, side by side

@@ -213,12 +213,13 @@ function span(values) {
   return [Math.max(0, low - room), Math.min(1, high + room)];
 }
 
+// Returns which round is at a place of the canvas, from the left.
 function drawCurve(canvas, lines, control, planned, round) {
   const {context, width, height} = pen(canvas), look = theme();
   const points = lines.map((line, t) => line.a && {t: t + 1, mean: mean(line.a), sorted: [...line.a].sort((a, b) => a - b)})
     .filter(Boolean);
   const others = control.slice(0, Math.max(lines.length, 1)).map((a, t) => a && {t: t + 1, mean: mean(a)}).filter(Boolean);
-  if (!points.length) { nothing(context, look, width, height, 'Not tested yet'); return; }
+  if (!points.length) { nothing(context, look, width, height, 'Not tested yet'); return () => null; }
   const bands = points.map(p => [quantile(p.sorted, 0.1), quantile(p.sorted, 0.9)]);
   const {box, y} = axes(context, look, width, height, ...span([...bands.flat(), ...others.map(p => p.mean)]));
   const last = Math.max(planned, 2), x = t => box.left + (t - 1) / (last - 1) * (box.right - box.left);
@@ -243,12 +244,14 @@ function drawCurve(canvas, lines, control, planned, round) {
   context.textAlign = 'left'; context.fillText('1', box.left, height - 5);
   context.textAlign = 'right'; context.fillText(String(planned), box.right, height - 5);
   context.textAlign = 'center'; context.fillText('round', (box.left + box.right) / 2, height - 5);
+  return left => Math.round(1 + (left - box.left) / (box.right - box.left) * (last - 1));
 }
 
 // A line for each client, from the accuracy of its control to its own; the order goes by kind, then by client.
+// Returns which client is at a place of the canvas, from the left.
 function drawEach(canvas, network, accuracy, control, held) {
   const {context, width, height} = pen(canvas), look = theme();
-  if (!accuracy) { nothing(context, look, width, height, 'Not tested in this round'); return; }
+  if (!accuracy) { nothing(context, look, width, height, 'Not tested in this round'); return () => null; }
   const order = accuracy.map((_, place) => place)
     .sort((a, b) => network.clients[held[a]].kind - network.clients[held[b]].kind || a - b);
   const {box, y} = axes(context, look, width, height, ...span([...accuracy, ...(control || [])]));
@@ -269,6 +272,7 @@ function drawEach(canvas, network, accuracy, control, held) {
   });
   context.fillStyle = look.soft; context.textAlign = 'center'; context.textBaseline = 'alphabetic';
   context.fillText('clients, those with the same classes together', (box.left + box.right) / 2, height - 5);
+  return left => held[order[Math.floor((left - box.left) / gap)]] ?? null;
 }
 
 function nothing(context, look, width, height, words) {

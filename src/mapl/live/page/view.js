@@ -54,6 +54,13 @@ class View {
       } else return;
       event.preventDefault();
     });
+    $('curve').addEventListener('click', event => {
+      const round = this.run && this.roundAt(event.offsetX);
+      if (!round) return;
+      this.pause();
+      this.choose(Math.min(Math.max(round, 1), this.lines.length));
+    });
+    $('each').addEventListener('click', event => this.run && this.pick(this.clientAt(event.offsetX)));
     $('numbers').addEventListener('toggle', () => this.table());
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.paint());
     new ResizeObserver(() => this.paint()).observe($('view'));
@@ -146,8 +153,8 @@ class View {
     this.tiles(accuracy, control);
     this.where();
     this.network.draw && this.network.layout && this.network.draw();
-    drawCurve($('curve'), this.lines, this.control, this.run.planned, Math.max(1, this.round));
-    drawEach($('each'), this.network, accuracy, control, this.run.held);
+    this.roundAt = drawCurve($('curve'), this.lines, this.control, this.run.planned, Math.max(1, this.round));
+    this.clientAt = drawEach($('each'), this.network, accuracy, control, this.run.held);
     this.describe(accuracy, control);
     this.words();
     this.table();
