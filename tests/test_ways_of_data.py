@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -236,3 +237,31 @@ def test_one_data_set_a_client() -> None:
     assert [len(card.classes) for card in record.clients] == [3, 3, 3, 2, 2]
     assert record.clients[0].samples > 2 * record.clients[2].samples
     assert run(data=list(sites.values()), folder="runs/again").mean == record.mean
+
+
+@pytest.mark.slow
+def test_the_page_about_ones_own_data(tmp_path: Path) -> None:
+    """Every command and every line of Python of docs/own-data.md, with the files and names that it takes for given."""
+    pandas = pytest.importorskip("pandas")
+    page = (Path(__file__).parents[1] / "docs/own-data.md").read_text(encoding="utf-8")
+    for i in range(FIRST):
+        save(digit(i), f"photos/{DIGITS.target[i]}/{i}.png")
+    images, labels = (DIGITS.images[:FIRST] * 15).astype(np.uint8), DIGITS.target[:FIRST]
+    np.savez("digits.npz", images=images, labels=labels)
+    frame = pandas.DataFrame(IRIS.data, columns=IRIS.feature_names).assign(kind=IRIS.target_names[IRIS.target])
+    for name in ("patients.csv", "basel.csv"):
+        frame.to_csv(name)
+    X, y, kinds = IRIS.data, IRIS.target, IRIS.target_names[IRIS.target]
+    given = {
+        "X": X, "y": y, "X_test": X[::3], "y_test": y[::3], "tokens": np.arange(600).reshape(150, 4), "frame": frame,
+        "images": images, "digits": labels, "bern": frame, "X_zug": X[:50], "y_zug": kinds[:50],
+        "torch_dataset": Letters(), "hugging_face": Rows({"x": X[:, 0].tolist(), "z": X[:, 1].tolist(), "label": y.tolist()}),
+    }  # fmt: skip
+    commands = [line.split("#")[0].split() for line in page.splitlines() if line.startswith("mapl ")]
+    assert len(commands) >= 4
+    for command in commands:
+        mapl(*command[1:], *(["--rounds", "1"] if command[1] == "run" else []))
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 4
+    exec("\n".join(blocks), given)
+    assert "3 classes" in repr(given["data"][0])

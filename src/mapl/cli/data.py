@@ -135,7 +135,7 @@ def check_command(name: NameArgument, folder: FolderOption = None, as_json: Json
         facts = {"image": dataset.shape, "classes": dataset.classes, **counts, "checksums": checksums}
         print(json.dumps({"name": settings.name, **facts, "seconds": seconds}))
         return
-    table = Table("class", "training images", "test images")
+    table = Table("class", f"training {dataset.noun}", f"test {dataset.noun}")
     for label, train, test in zip(_class_names(dataset), counts["train"], counts["test"], strict=True):
         table.add_row(printable(label), f"{train:,}", f"{test:,}")
     console().print(table)
@@ -196,7 +196,7 @@ def show_command(
 
 def _division_table(dataset: Dataset, shards: Sequence[Shard], counts: Sequence[Sequence[int]]) -> Table:
     wide = dataset.classes > WIDEST
-    table = Table(caption=f"training images of {printable(dataset.name)} by client and class")
+    table = Table(caption=f"training {dataset.noun} of {printable(dataset.name)} by client and class")
     columns = ["classes"] if wide else [str(k) for k in range(dataset.classes)]
     for title in ("client", "cluster", *columns, "train", "test"):
         table.add_column(title, justify="right")

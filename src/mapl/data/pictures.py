@@ -62,7 +62,7 @@ def of_image(image: Image.Image, name: str) -> Picture:
 def read_pictures(
     pictures: Sequence[Picture], size: Size = None, progress: Progress = unseen
 ) -> tuple[Array, tuple[str, ...]]:
-    """Pixels (N, C, H, W), and what was converted in sentences.
+    """Pixels (N, H, W, C), and what was converted in sentences.
 
     All become grey if all are grey, and otherwise RGB, without transparency. Of 16-bit pictures all become floats in
     [0, 1]. A picture of another size is scaled, and cut off where its shape differs.
@@ -72,7 +72,7 @@ def read_pictures(
     channels = 1 if all(look.mode in GREY for look in looks) else 3
     deep = any(look.mode in DEEP for look in looks)
     sides = _sides(looks, size)
-    pixels = np.empty((len(pictures), channels, *sides), np.float32 if deep else np.uint8)
+    pixels = np.empty((len(pictures), *sides, channels), np.float32 if deep else np.uint8)
     for number, picture in enumerate(pictures):
         pixels[number] = _pixels(picture, channels, sides, deep)
         if stamp(picture.path) != stamps[number]:
@@ -123,7 +123,7 @@ def _sides(looks: Sequence[_Look], size: Size) -> tuple[int, int]:
 
 
 def _pixels(picture: Picture, channels: int, sides: tuple[int, int], deep: bool) -> Array:
-    """One picture (C, H, W)."""
+    """One picture (H, W, C)."""
     with _opened(picture) as image:
         upright = ImageOps.exif_transpose(image)
         if upright.mode in DEEP:
@@ -138,8 +138,7 @@ def _pixels(picture: Picture, channels: int, sides: tuple[int, int], deep: bool)
         raise MaplError(f"{picture.name} has pixels from {values.min():g} to {values.max():g}; save it with 16 bits")
     if deep:
         values = values.astype(np.float32) * np.float32(scale)
-    values = values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
-    return np.broadcast_to(values, (channels, *sides))
+    return np.broadcast_to(values[:, :, None] if values.ndim == 2 else values, (*sides, channels))
 
 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
