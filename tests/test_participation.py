@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import mapl
 import mapl.methods
@@ -18,6 +19,7 @@ from mapl import MaplError, Recipe, Record
 from mapl.analysis.catchup import CatchUp, catch_up, in_words
 from mapl.analysis.compare import compare, notes
 from mapl.analysis.files import rows_of
+from mapl.cli.app import app
 from mapl.client import Peers
 from mapl.methods._base import Centralised
 from mapl.network import JoinersSettings, same_since, taking_part
@@ -220,6 +222,13 @@ def test_what_cannot_be_is_one_sentence(network, said):
 def test_a_real_peer_is_told_that_only_a_simulation_has_it(network):
     with pytest.raises(MaplError, match="only a simulation has it"):
         own_recipe(small(network=network), PeerSettings(identity=Path("identity")))
+
+
+@pytest.mark.parametrize("given", [["--set", "network.participation=0.5"], ["--method", "fedavg"]])
+def test_a_network_of_peers_is_refused_before_anything_is_made(given, tmp_path):
+    result = CliRunner().invoke(app, ["network", "up", "--peers", "3", "--out", str(tmp_path / "net"), *given])
+    assert isinstance(result.exception, MaplError)
+    assert not (tmp_path / "net").exists()
 
 
 # Those who join late

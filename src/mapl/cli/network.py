@@ -68,6 +68,7 @@ def up_command(
     [bold]mapl network up recipe.toml --out networks/mine[/bold]
     """
     from mapl.peer.local import LocalNetwork, name_of
+    from mapl.peer.process import check_real
 
     composed, _ = compose_recipe(
         recipe,
@@ -79,6 +80,7 @@ def up_command(
         rounds=rounds,
         seed=seed,
     )
+    check_real(composed)
     files = _files(out, composed, asynchronous)
     interrupt = Interrupt()
     try:

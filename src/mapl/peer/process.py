@@ -118,17 +118,22 @@ def shared_recipe(identity: Identity) -> Recipe:
     return with_digests(identity.recipe())
 
 
-def own_recipe(shared: Recipe, settings: PeerSettings) -> Recipe:
-    """The network's recipe with what is this peer's own: its architecture, its threads, a checkpoint each round."""
-    if issubclass(method_class(shared.method.name), Centralised):
-        raise MaplError(f"method {shared.method.name!r} needs a server, and a network of peers has none")
-    network = shared.network
+def check_real(recipe: Recipe) -> None:
+    """Refuse a recipe that only a simulation can carry out."""
+    if issubclass(method_class(recipe.method.name), Centralised):
+        raise MaplError(f"method {recipe.method.name!r} needs a server, and a network of peers has none")
+    network = recipe.network
     for name, simulated in {"participation": network.participation < 1, "joiners": network.joiners.clients > 0}.items():
         if simulated:
             raise MaplError(
                 f"network.{name}: only a simulation has it; a real peer takes part whenever it runs, and joins when it "
                 "comes"
             )
+
+
+def own_recipe(shared: Recipe, settings: PeerSettings) -> Recipe:
+    """The network's recipe with what is this peer's own: its architecture, its threads, a checkpoint each round."""
+    check_real(shared)
     changes: dict[str, Any] = {"checkpoint": shared.checkpoint.model_copy(update={"every": 1})}
     if settings.data.backbone:
         changes["model"] = shared.model.model_copy(update={"backbones": (settings.data.backbone,)})
