@@ -21,7 +21,7 @@ import mapl
 from conftest import play, small
 from mapl import MaplError, Record
 from mapl.analysis.compare import compare
-from mapl.analysis.paired import differences, verdict
+from mapl.analysis.paired import differences, explained, verdict
 from mapl.cli.app import app
 from mapl.measures import BINS, MEASURES, METRICS, TITLES, measured, worst_tenth
 from mapl.report import write_report
@@ -225,6 +225,7 @@ def test_a_lower_calibration_error_is_a_gain():
     (found,) = differences(lower, "calibration_error")
     assert (found.first, found.difference.mean > 0) == ("local", True)
     assert found.verdict == "a loss that the interval confirms"
+    assert explained([found]).startswith("differences are in calibration error and paired by seed")
     assert verdict(found.difference, 5) == "a gain that the interval confirms"  # were it accuracy
     (worst,) = differences(lower, "worst_tenth")
     assert worst.verdict == "a loss that the interval confirms"

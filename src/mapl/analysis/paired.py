@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mapl.analysis.compare import Arm, Estimate, at_tests, compare, group
-from mapl.measures import LOWER_IS_BETTER, Metric
+from mapl.measures import LOWER_IS_BETTER, TITLES, Metric
 from mapl.recipe import has_letters, is_silent
 from mapl.runs.history import Record
 
@@ -151,7 +151,8 @@ def explained(found: Sequence[Difference]) -> str:
         if number == 1
         else f"p-values and intervals are corrected for {number} comparisons by Holm's method"
     )
-    return f"differences are paired by seed (two-sided paired t-test); {how}"
+    of = "" if found[0].metric == "accuracy" else f"in {TITLES[found[0].metric]} and "
+    return f"differences are {of}paired by seed (two-sided paired t-test); {how}"
 
 
 def worth(arms: Sequence[Arm]) -> str:
