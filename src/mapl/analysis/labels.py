@@ -51,6 +51,8 @@ _DISTINCTIVE: dict[str, Callable[[Any], str]] = {
     "partition.scenario": lambda value: f"scenario {value}",
     "clients": lambda value: f"{value} clients",
     "model.backbones": lambda value: "one backbone" if len(set(value)) == 1 else f"{len(set(value))} backbones",
+    "network.participation": lambda value: f"{100 * value:g} % take part",
+    "network.joiners.clients": lambda value: f"{value} join late",
     "network.mixing.kind": lambda value: f"{value} mixing",
     "network.compress.kind": lambda value: f"{'float32' if value == 'none' else value} letters",
 }
