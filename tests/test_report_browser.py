@@ -109,3 +109,9 @@ def test_without_scripts_the_rest_is_there(browser: Any, page_of: str) -> None:
         assert page.locator("#frozen").is_hidden()
         assert "needs JavaScript" in page.inner_text("main")
         assert page.locator("figure img").count() >= 3
+
+
+def test_axe_finds_nothing_on_the_page_of_the_paper(browser: Any) -> None:
+    page_of_the_paper = Path(__file__).parents[1] / "docs" / "reproduction" / "index.html"
+    with opened(browser, page_of_the_paper.as_uri(), color_scheme="dark") as page:
+        assert violations(page) == []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -25,6 +26,8 @@ from mapl.live.server import Server
 from mapl.live.watch import Gone, Watch
 from mapl.peer.seen import STATUS
 from mapl.recipe import merge
+from mapl.report import write_report
+from mapl.runs.graph import Row
 from mapl.runs.history import HISTORY, RECIPE, load
 from mapl.runs.run import resume
 from shown_runs import ShownRun
@@ -120,6 +123,36 @@ def test_a_run_that_disappears_or_is_damaged_is_one_sentence(tmp_path: Path) -> 
     (tmp_path / "two" / RECIPE).write_text("version = 1\nrounds = 'many'\n")
     (row,) = watch.runs()["runs"]
     assert "rounds" in row["problem"]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (Row(np.array([0, 6]), np.array([0.5, 0.5])), "clients that the run does not have"),
+        (Row(np.array([-1]), np.array([1.0])), "clients that the run does not have"),
+        (Row(np.array([0, 1]), np.array([0.5, np.nan])), "not a finite number"),
+    ],
+)
+def test_what_a_stranger_wrote_into_a_graph_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row, words: str
+) -> None:
+    monkeypatch.setattr(ShownRun, "_rows", lambda run, round: {2: row})
+    ShownRun(tmp_path / "run").play(2)
+    with pytest.raises(MaplError, match=words):
+        Watch(tmp_path).graph("run", 0)
+    with pytest.raises(MaplError, match=words):
+        write_report([load(tmp_path / "run")], tmp_path / "report")
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 10**400])
+def test_times_that_are_none_do_not_keep_a_run_from_being_shown(tmp_path: Path, seconds: float) -> None:
+    run = ShownRun(tmp_path / "run")
+    run.play(2)
+    run.play(1, seconds)
+    told = Watch(tmp_path).run("run", 0, 0, "")
+    assert json.loads(json.dumps(told, allow_nan=False))["left"] == pytest.approx(1.0)
+    assert len(load(run.folder).times) == 2
 
 
 def test_a_peer_is_seen_with_the_names_of_the_others(tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
+from mapl.errors import MaplError
 from mapl.names import printable
 from mapl.recipe import Recipe, has_letters
-from mapl.runs.graph import Row
+from mapl.runs.graph import ROWS, Row
 from mapl.runs.history import ClientCard, Record
 
 Tree = dict[str, Any]
@@ -90,11 +93,7 @@ def settings(recipe: Recipe) -> Tree:
 
 def lines(record: Record, start: int) -> list[Tree]:
     """The rounds from `start` on (from 0)."""
-    seconds = {int(line["round"]): line["seconds"] for line in record.times}
-    return [
-        {"a": line.accuracy, "m": line.messages, "b": line.bytes, "s": seconds.get(line.round)}
-        for line in islice(record.rounds, start, None)
-    ]
+    return [{"a": line.accuracy, "m": line.messages, "b": line.bytes} for line in islice(record.rounds, start, None)]
 
 
 def accuracies(record: Record, start: int) -> list[list[float] | None]:
@@ -102,8 +101,16 @@ def accuracies(record: Record, start: int) -> list[list[float] | None]:
     return [line.accuracy for line in islice(record.rounds, start, None)]
 
 
-def edges(rows: Mapping[int, Row]) -> dict[str, tuple[list[int], list[float]]]:
-    """W of a round: by client, to whom it listens and how much, as the history has it."""
+def edges(rows: Mapping[int, Row], clients: int) -> dict[str, tuple[list[int], list[float]]]:
+    """W of a round: by client, to whom it listens and how much, as the history has it.
+
+    Whoever wrote the folder could write anything into it, so what the page cannot show is refused.
+    """
+    for client, (ids, weights) in rows.items():
+        if len(ids) and not 0 <= ids.min() <= ids.max() < clients:
+            raise MaplError(f"{ROWS}: the row of client {client} has weights for clients that the run does not have")
+        if not np.isfinite(weights).all():
+            raise MaplError(f"{ROWS}: the row of client {client} has a weight that is not a finite number")
     return {str(client): (row.ids.tolist(), row.weights.tolist()) for client, row in rows.items()}
 
 

@@ -75,7 +75,7 @@ class Watch:
             record, _ = self._look(self._folder(name))
             if not 0 <= round < len(record.rounds):
                 raise Gone(f"run {name!r} has no round {round + 1}")
-            return {"round": round, "rows": scene.edges(record.graph.rows(round))}
+            return {"round": round, "rows": scene.edges(record.graph.rows(round), record.recipe.clients)}
 
     def _folder(self, name: str) -> Path:
         folder = self._shelf.find(name)

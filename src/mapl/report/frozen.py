@@ -121,7 +121,8 @@ def _changes(record: Record, size: int) -> tuple[list[tuple[int, Tree]], str]:
         rows = record.graph.rows(t)
         if cut:
             rows = {client: strongest(row, client, largest) for client, row in rows.items()}
-        changes.append((t, scene.edges({c: row for c, row in rows.items() if not _same(row, before.get(c))})))
+        changed = {client: row for client, row in rows.items() if not _same(row, before.get(client))}
+        changes.append((t, scene.edges(changed, record.recipe.clients)))
         before = rows
     return changes, _left_out(last + 1 - first, rounds, largest if cut else 0)
 

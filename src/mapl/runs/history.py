@@ -360,14 +360,19 @@ def intact_times(lines: Sequence[bytes], history: History) -> tuple[dict[int, by
     return dict(sorted(intact.items())), others
 
 
+LONGEST = 1e12
+"""Seconds that a round can take; also keeps out what is no finite number."""
+
+
 def _round_of(line: bytes) -> int:
-    """The round of a line of times.jsonl; -1 if the line has anything but numbers."""
+    """The round of a line of times.jsonl; -1 if the line has anything but rounds and seconds."""
     try:
         values = json.loads(line)
         round = values["round"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return -1
-    numbers = all(type(value) in (int, float) for key, value in values.items() if key != "chain")
+    times = (value for key, value in values.items() if key != "chain")
+    numbers = all(type(value) in (int, float) and 0 <= value <= LONGEST for value in times)
     return round if type(round) is int and numbers and "seconds" in values else -1
 
 
