@@ -108,10 +108,16 @@ def test_check(tmp_path: Path) -> None:
 
 def test_check_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cinic(tmp_path)
+    monkeypatch.setattr("mapl.cli.own.PATIENCE", 0.0)
     result = invoked("check", "cinic10", "--folder", tmp_path, "--json")
     lines = [line for line in result.stderr.splitlines() if " %" in line]
     assert [line.partition(" %")[0] for line in lines] == [f"reading cinic10: {10 * i}" for i in range(1, 11)]
     assert json.loads(result.stdout)["name"] == "cinic10", "programs get nothing but JSON"
+
+
+def test_what_is_read_quickly_needs_no_progress(tmp_path: Path) -> None:
+    cinic(tmp_path)
+    assert invoked("check", "cinic10", "--folder", tmp_path).stderr == ""
 
 
 def test_check_names_classes_and_what_has_no_checksum(tmp_path: Path) -> None:
@@ -126,6 +132,7 @@ def test_check_with_a_live_bar(
 ) -> None:
     cinic(tmp_path)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("mapl.cli.own.PATIENCE", 0.0)
     app(["check", "cinic10", "--folder", str(tmp_path)], standalone_mode=False)
     assert "reading cinic10: 100 %" in capsys.readouterr().out
 

@@ -237,7 +237,7 @@ def _load(settings: DataSettings) -> Dataset:
     """A data set, with progress if it takes long to read."""
     from mapl.data.loading import load
 
-    with reading(settings.name, patience=0):
+    with reading(settings.name):
         return load(settings)
 
 

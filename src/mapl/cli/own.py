@@ -32,8 +32,8 @@ PATIENCE = 1.0
 
 
 @contextmanager
-def reading(name: str = "your data", patience: float = PATIENCE) -> Iterator[None]:
-    """Inside, data are read once, with progress if it takes longer than `patience`."""
+def reading(name: str = "your data") -> Iterator[None]:
+    """Inside, data are read once, with progress if it takes longer than `PATIENCE`."""
     from mapl.data.loading import keeping_data
 
     start = time.monotonic()
@@ -41,7 +41,7 @@ def reading(name: str = "your data", patience: float = PATIENCE) -> Iterator[Non
         shown: list[Progress] = []
 
         def progress(done: int, total: int) -> None:
-            if not shown and time.monotonic() - start >= patience:
+            if not shown and time.monotonic() - start >= PATIENCE:
                 shown.append(stack.enter_context(counting(f"reading {name}")))
             for show in shown:
                 show(done, total)
