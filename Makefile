@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "mapl needs Python 3.11 or newer; try make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing mapl and what it needs"
-	@$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev,flt,pandas,parquet,peer,privacy,tensorboard]'
+	@$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev,flt,pandas,parquet,peer,privacy,ray,tensorboard]'
 	@touch $@
 
 demo: $(STAMP) ## MAPL on handwritten digits, compared with its control arm, with pictures

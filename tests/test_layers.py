@@ -27,7 +27,7 @@ LAYERS = [
     {"live"},
     {"report"},
     {"terminal"},
-    {"peer"},
+    {"peer", "cluster"},
     {"paper"},
     {"cli"},
 ]

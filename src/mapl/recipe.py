@@ -308,11 +308,16 @@ class Recipe(Section):
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def names_code(recipe: Recipe) -> bool:
-    """Whether it names code from outside the package, as an import path."""
+def code_of(recipe: Recipe) -> list[str]:
+    """The import paths of code from outside the package that it names."""
     values = flat(recipe.model_dump(mode="json")).values()
     texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
-    return any(isinstance(text, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) for text in texts)
+    return [text for text in texts if isinstance(text, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text)]
+
+
+def names_code(recipe: Recipe) -> bool:
+    """Whether it names code from outside the package, as an import path."""
+    return bool(code_of(recipe))
 
 
 NOBODY = NetworkSection.model_validate({"topology": {"name": "none"}})

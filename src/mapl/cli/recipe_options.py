@@ -50,12 +50,16 @@ KEYS = {
     "topology": "network.topology.name",
     "seed": "seed",
     "name": "name",
+    "engine": "engine.where",
+    "address": "engine.ray.address",
+    "shards": "engine.ray.shards",
+    "gpus": "engine.ray.gpus_per_shard",
 }
 """Which setting each option sets."""
 
 
 def compose_recipe(
-    path: Path | None, settings: Sequence[str] | None, **options: str | int | None
+    path: Path | None, settings: Sequence[str] | None, **options: str | float | None
 ) -> tuple[Recipe, Provenance]:
     """The recipe of a file, with options (by the names in `KEYS`) and --set settings over it."""
     from mapl.paper.tables import resolve

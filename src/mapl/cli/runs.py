@@ -12,6 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mapl.cli.cluster import (
+    AddressOption,
+    EngineOption,
+    GpusOption,
+    PlanOption,
+    ShardsOption,
+    check_used,
+    engine_again,
+    ray_settings,
+    show_plan,
+)
 from mapl.cli.own import introduced, reading
 from mapl.cli.progress import observing
 from mapl.cli.recipe_options import (
@@ -72,6 +83,11 @@ def run_command(
     no_controls: Annotated[
         bool, typer.Option("--no-controls", help="With several runs: without their control arms.")
     ] = False,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    shards: ShardsOption = None,
+    gpus: GpusOption = None,
+    plan: PlanOption = False,
     as_json: RoundsJsonOption = False,
 ) -> None:
     """Train as a recipe says, and save the run in runs/. Ctrl-C or SIGTERM saves and stops.
@@ -90,11 +106,17 @@ def run_command(
     [bold]mapl run my.toml --seed 1 --set partition.shots=5[/bold]
     [bold]mapl run --method local,mapl,courier --seeds 5[/bold]
     [bold]mapl run --set train.learning_rate=0.001,0.0001[/bold]
+    [bold]mapl run --engine ray --shards 4 --plan[/bold]   four processes: what it would take
     """
     if is_sweep(method, settings, seeds):
         if overwrite or log or profile:
             raise MaplError(
                 "--overwrite, --log and --profile are for one run; leave them out, or give --out a new folder"
+            )
+        if engine or address or shards or gpus is not None or plan:
+            raise MaplError(
+                "--engine, --address, --shards, --gpus-per-shard and --plan are for one run: give one method, one "
+                "value of each setting, and no --seeds"
             )
         options = {"data": data, "scenario": scenario, "clients": clients, "rounds": rounds, "topology": topology}
         controls = not no_controls
@@ -129,15 +151,23 @@ def run_command(
                 topology=topology,
                 seed=seed,
                 name=name,
+                engine=engine,
+                address=address,
+                shards=shards,
+                gpus=gpus,
             )
+            check_used(composed, plan, address, shards, gpus)
             lines = introduced(composed)
         for line in lines:
             say(line, sys.stderr if as_json else None)
+        if plan:
+            show_plan(composed, as_json)
+            return
         folder = out / default_name(composed)
         with stoppable(folder) as interrupt, observing(composed.rounds, as_json) as observer:
             observers = [observer, *open_writers(log or [], folder)]
             record = run(composed, folder, observers=observers, stop=interrupt, overwrite=overwrite, profile=profile)
-    conclude(record, as_json, profile, interrupt.status)
+    conclude(record, as_json, profile, interrupt.status, again=engine_again(composed.engine.where))
 
 
 def resume_command(
@@ -146,26 +176,39 @@ def resume_command(
     log: LogOption = None,
     profile: ProfileOption = False,
     trust: TrustOption = False,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    shards: ShardsOption = None,
+    gpus: GpusOption = None,
+    plan: PlanOption = False,
     as_json: RoundsJsonOption = False,
 ) -> None:
     """Continue a run that was stopped or killed, from its newest intact checkpoint.
 
-    The result is the same as if it had never stopped.
+    The result is the same as if it had never stopped, in one process as in any
+    number of shards, wherever it began.
 
     [bold]mapl resume runs/mine[/bold]                go on to the recipe's last round
     [bold]mapl resume runs/mine --rounds 400[/bold]   or beyond it
+    [bold]mapl resume runs/mine --engine ray --shards 2[/bold]
     """
+    from mapl.plugins import looking
     from mapl.runs.history import load_recipe
-    from mapl.runs.run import resume
+    from mapl.runs.run import placed, resume
     from mapl.runs.writers import open_writers
 
+    ray = ray_settings(engine, plan, address, shards, gpus)
+    if plan:
+        with looking(trust):
+            show_plan(placed(load_recipe(folder), ray), as_json)
+        return
     total = rounds or load_recipe(folder).rounds
     with stoppable(folder) as interrupt, observing(total, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
         record = resume(
-            folder, rounds=rounds, observers=observers, stop=interrupt, warn=warn, profile=profile, trust=trust
+            folder, rounds=rounds, observers=observers, stop=interrupt, warn=warn, profile=profile, trust=trust, ray=ray
         )
-    conclude(record, as_json, profile, interrupt.status)
+    conclude(record, as_json, profile, interrupt.status, again=engine_again(engine))
 
 
 @contextmanager
@@ -182,15 +225,18 @@ def stoppable(folder: Path) -> Iterator[Interrupt]:
         leave("stopped at once" + (f"; continue with: mapl resume {folder}" if begun else ""), interrupt.status)
 
 
-def conclude(record: Record, as_json: bool, profiled: bool, stopped: int) -> None:
-    """Print the outcome of a run. `stopped` is the exit status if it did not reach its end."""
+def conclude(record: Record, as_json: bool, profiled: bool, stopped: int, again: str = "") -> None:
+    """Print the outcome of a run. `stopped` is the exit status if it did not reach its end.
+
+    `again`: what has to be said again to resume it.
+    """
     profile = record.profile if profiled else None
     if as_json:
         if profile:
             print(json.dumps({"event": "profile", **profile}))
         print(json.dumps({"event": "end", **summary(record)}))
     else:
-        for line in [*sentences(record), *(profile_lines(profile) if profile else [])]:
+        for line in [*sentences(record, again), *(profile_lines(profile) if profile else [])]:
             say(line)
     if not record.finished:
         sys.exit(stopped)
@@ -218,7 +264,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def sentences(record: Record) -> list[str]:
+def sentences(record: Record, resumed_with: str = "") -> list[str]:
     """A run in a few lines for a person."""
     from mapl.analysis.clusters import share_inside
     from mapl.analysis.privacy import spent
@@ -227,7 +273,8 @@ def sentences(record: Record) -> list[str]:
 
     if not record.finished:
         stopped = f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, saved in {record.folder}"
-        again = f"continue with: mapl resume {record.folder}{' --trust' if names_code(record.recipe) else ''}"
+        trust = " --trust" if names_code(record.recipe) else ""
+        again = f"continue with: mapl resume {record.folder}{trust}{resumed_with}"
         return [stopped, again] if record.whole else [stopped]  # a part needs its transport
     clients = "1 client" if len(record.clients) == 1 else f"{len(record.clients)} clients"
     lines = [

@@ -87,6 +87,28 @@ class TrainSettings(BaseModel):
         return math.sin(math.pi / 2 * left) ** 2
 
 
+class RaySettings(BaseModel):
+    """Shards of clients on a Ray cluster: each is a process that trains some of the clients (docs/scale.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    address: str | None = Field(
+        None,
+        description="HOST:PORT of a cluster's head; 'auto': the cluster that this machine belongs to; 'local': a new "
+        "one on this machine. Default: $RAY_ADDRESS, or else 'local'.",
+    )
+    shards: int | None = Field(None, ge=1, description="Shards. Default: one per GPU, or without GPUs one per core.")
+    gpus_per_shard: float | None = Field(
+        None,
+        ge=0,
+        description="GPUs of a shard. 0.5: two shards share one. 0: it trains on the CPU, with engine.workers cores "
+        "(default: 1). Default: 1 if the cluster has GPUs, otherwise 0.",
+    )
+    wait: float = Field(
+        120, gt=0, description="Seconds to wait for room on the cluster, at the start and after a shard was lost."
+    )
+
+
 class EngineSettings(BaseModel):
     """Where and how fast the clients train; dropout and rounding differ between devices."""
 
@@ -116,6 +138,15 @@ class EngineSettings(BaseModel):
         gt=0,
         description="GiB of GPU memory for clients' models; the rest wait on the host. Default: half of it.",
     )
+    where: Literal["here", "ray"] = Field(
+        "here", description="In one process ('here'), or in shards on a Ray cluster ('ray'). Results are the same."
+    )
+    ray: RaySettings = Field(RaySettings(), description="Shards on a Ray cluster.")
+
+    @property
+    def at_home(self) -> Self:
+        """These settings in one process. A run's folder has these: where its clients trained is not part of it."""
+        return self.model_copy(update={"where": "here", "ray": RaySettings()})
 
     def on(self, device: str) -> Self:
         """These settings with the precision that is used on a "cpu" or on "cuda"."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from mapl.client import Peers
 from mapl.clock import Clock
 from mapl.data.objects import Data
+from mapl.errors import MaplError
 from mapl.model import Backbone
 from mapl.recipe import Recipe
 from mapl.runs.checkpoint import Checkpoint
@@ -23,6 +25,12 @@ from mapl.runs.saving import restore, saved_state
 
 Rows = Mapping[int, Peers] | Mapping[int, Row]
 """Rows of W, by client."""
+
+
+class CannotGoOn(MaplError):
+    """A player lacks what it needs to play the next round. What was played is not lost: it has the state after it."""
+
+    status = 1
 
 
 class Player(Protocol):
@@ -56,7 +64,10 @@ class Player(Protocol):
         ...
 
     def play(self, t: int, clock: Clock) -> tuple[Round, dict[str, float]]:
-        """Play one round. Returns its line of the history, and the seconds of each part."""
+        """Play one round. Returns its line of the history, and the seconds of each part.
+
+        Raises `CannotGoOn` if it cannot now; the loop then saves what was played.
+        """
         ...
 
     def rows(self) -> Rows:
@@ -69,6 +80,10 @@ class Player(Protocol):
 
     def restore(self, saved: Checkpoint) -> None:
         """Go back, or forward, to the state in a checkpoint."""
+        ...
+
+    def close(self) -> None:
+        """End what it started outside this process. It plays no more."""
         ...
 
 
@@ -117,7 +132,21 @@ class Here:
     def restore(self, saved: Checkpoint) -> None:
         restore(self.part, saved)
 
+    def close(self) -> None:
+        """It started nothing."""
+
 
 def here(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Player:
     """A player with all clients of the recipe, in this process."""
     return Here(build_part(recipe, data, backbones))
+
+
+def as_the_recipe_says(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Player:
+    """A player with all clients of the recipe, where `engine.where` says.
+
+    What plays on a cluster is found by its name: its room is above this one.
+    """
+    if recipe.engine.where == "here":
+        return here(recipe, data, backbones)
+    make: MakePlayer = import_module("mapl.cluster").on_ray
+    return make(recipe, data, backbones)

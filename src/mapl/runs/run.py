@@ -6,7 +6,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from mapl.clock import Clock
 from mapl.data.loading import keeping_data
 from mapl.data.objects import as_data
-from mapl.engine.settings import EngineSettings
+from mapl.engine.settings import EngineSettings, RaySettings
 from mapl.engine.workers import torch_threads
 from mapl.errors import MaplError
 from mapl.model import Backbone
@@ -52,7 +52,7 @@ from mapl.runs.part import (
     given_in_python,
     lasting,
 )
-from mapl.runs.player import Here, MakePlayer, Player, here
+from mapl.runs.player import CannotGoOn, Here, MakePlayer, Player, as_the_recipe_says
 from mapl.runs.saving import bound, restore
 
 Observer = Callable[[Recipe, Round, dict[str, float]], None]
@@ -69,7 +69,7 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     overwrite: bool = False,
     profile: bool = False,
-    make: MakePlayer = here,
+    make: MakePlayer = as_the_recipe_says,
 ) -> Record:
     """Carry out a recipe from its first round and return the record.
 
@@ -78,7 +78,7 @@ def run(
     made from the data, as by `Recipe.of(data=data)`. `stop` is called after every round; if it returns true, the run
     saves and returns early. `folder` defaults to runs/<title>, with a digest of the data if they are your own. With
     `profile`, the record says where the time went (`record.profile`). `make` makes what plays the rounds: by default
-    all clients in this process.
+    all clients in this process, or in shards on a cluster if `engine.where` says so.
 
     Ctrl-C finishes the round and saves before it raises KeyboardInterrupt. A second one does not wait. In a notebook a
     bar shows how far the run is.
@@ -94,7 +94,8 @@ def run(
         player = make(recipe, data, backbones)
     if recipe.clients == 1 and recipe.network.topology.name != "none" and not is_silent(recipe):
         warnings.warn("there is one client and nobody to write to: it trains alone, without letters", stacklevel=2)
-    return _begin(player, folder, _Loop(observers, stop, clock))
+    with closing(player):
+        return _begin(player, folder, _Loop(observers, stop, clock))
 
 
 def run_part(
@@ -144,14 +145,18 @@ def resume(
     warn: Callable[[str], None] = lambda message: None,
     profile: bool = False,
     trust: bool = False,
-    make: MakePlayer = here,
+    ray: RaySettings | None = None,
+    make: MakePlayer = as_the_recipe_says,
 ) -> Record:
     """Resume a run from its newest whole checkpoint, to its last round or to `rounds`.
 
     The folder is checked first. What can be repaired is, and `warn` is told. Other data than those of the run, another
     recipe, or damage before the oldest checkpoint are an error. Data that were given in Python are given again. If its
     recipe names code from outside the package that was not named in this process, `trust` must say that this code may
-    run. `make` is that of `run`.
+    run.
+
+    `ray`: go on in shards on this cluster. Without it, all clients train in this process, wherever they trained before:
+    a folder, which may be anybody's, does not say which cluster to connect to. `make` is that of `run`.
     """
     clock, folder = Clock(profile), Path(folder)
     with looking(trust):
@@ -162,8 +167,17 @@ def resume(
         with only_writer(folder):
             history = intact_history(folder, recipe, warn)  # first: a damaged recipe could ask for a million clients
             _check_whole(folder, recipe)
-            player = make(recipe, None if data is None else as_data(data), backbones)
-            return _go_on(player, folder, history, warn, _Loop(observers, stop, clock))
+            player = make(placed(recipe, ray), None if data is None else as_data(data), backbones)
+            with closing(player):
+                return _go_on(player, folder, history, warn, _Loop(observers, stop, clock))
+
+
+def placed(recipe: Recipe, ray: RaySettings | None) -> Recipe:
+    """The recipe of a folder, to be carried out on this cluster, or else in this process."""
+    engine = recipe.engine.at_home
+    if ray is not None:
+        engine = engine.model_copy(update={"where": "ray", "ray": ray})
+    return recipe.model_copy(update={"engine": engine})
 
 
 def resume_part(
@@ -256,7 +270,14 @@ class _Loop:
             for t in range(first, recipe.rounds):
                 if player.budget_is_spent:
                     break
-                line, seconds = player.play(t, clock)
+                try:
+                    line, seconds = player.play(t, clock)
+                except CannotGoOn:
+                    if t > first:
+                        with _writing(folder, player):
+                            checkpoints.save(t, bound(player.state(), history.before))
+                            checkpoints.wait()
+                    raise
                 last = t + 1 == recipe.rounds or player.budget_is_spent
                 stopping = not last and (self.stop() or interrupted())
                 with _writing(folder, player):
