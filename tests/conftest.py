@@ -89,6 +89,14 @@ REAL_PLANE = mapl.methods.flt._plane
 
 
 @pytest.fixture(scope="module")
+def coarse() -> Iterator[None]:
+    """Pictures of fewer dots, which take less time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mapl.report.drawing.DPI", 50)
+        yield
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium, for the modules that import `chromium`."""
     from chromium import launched

@@ -43,6 +43,7 @@ def test_a_single_client_has_no_neighbours_in_any_topology(topology):
     assert play(small(clients=1, rounds=1, network={"topology": {"name": topology}}, **MLP)).ledger.messages == 0
 
 
+@pytest.mark.usefixtures("coarse")
 def test_a_run_of_one_client_says_that_there_is_nobody_to_write_to_and_can_be_reported(tmp_path):
     with pytest.warns(UserWarning, match="nobody to write to"):
         record = mapl.run(small(clients=1, rounds=2, **MLP), tmp_path / "one")
@@ -67,6 +68,7 @@ def test_clusters_of_one_have_no_inside():
     assert share_inside(uniform, [0, 1, 1]) == pytest.approx(1 / 3), "one of them of one: two of six edges are inside"
 
 
+@pytest.mark.usefixtures("coarse")
 def test_a_run_with_clusters_of_one_can_be_reported(tmp_path):
     recipe = small(clients=3, rounds=2, partition={"clusters": 3}, **MLP)
     record = mapl.run(recipe, tmp_path / "three")

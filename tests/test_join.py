@@ -559,6 +559,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
         }
 
 
+@pytest.mark.usefixtures("coarse")
 def test_the_page_of_a_joined_run_is_that_of_the_run_of_one_process(network: dict[str, Path], tmp_path: Path) -> None:
     """All pictures, and all of the text; only seconds may differ."""
     joined, whole = (replace(load(network[name]), times=load(network["whole"]).times) for name in ("joined", "whole"))
@@ -567,6 +568,7 @@ def test_the_page_of_a_joined_run_is_that_of_the_run_of_one_process(network: dic
     assert {"accuracy.png", "data.png", "graph-1.png", "embedding-1.png"} <= contents(pages[0].parent).keys()
 
 
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize(("name", "who"), [("peer", "client 2 of 4"), ("shard", "clients 1 and 3 of 4"), pytest.param("gap", "clients 0, 1 and 3 of 4", marks=pytest.mark.slow)])  # fmt: skip
 def test_a_part_is_reported_and_compared_with_nothing(
     name: str, who: str, network: dict[str, Path], tmp_path: Path

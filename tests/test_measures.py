@@ -236,6 +236,7 @@ def measured_line(line: Round, error: float) -> Round:
     return Round(line.round, line.losses, line.accuracy, 0, 0, measures=values)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("coarse")
 def test_the_report_has_a_table_of_measures(runs, tmp_path):
     page = write_report([load(folder) for folder in sorted(runs.iterdir())], tmp_path).read_text()
     for name in METRICS[1:]:

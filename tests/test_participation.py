@@ -300,6 +300,7 @@ def test_catching_up_in_words(rounds, words):
     assert in_words(rounds) == words
 
 
+@pytest.mark.usefixtures("coarse")
 def test_comparisons_and_reports_say_how_fast_joiners_caught_up(tmp_path):
     records = [mapl.run(recipe("local", seed=s, network={**LATE, **HALF}), tmp_path / str(s)) for s in (0, 1)]
     (arm,) = compare(records)

@@ -342,6 +342,7 @@ def test_each_reader_judges_by_what_it_got() -> None:
 # What is left behind
 
 
+@pytest.mark.usefixtures("coarse")
 def test_history_and_report_say_how_many_letters_were_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -36,6 +35,8 @@ from mapl.report.tables import arms_table
 from mapl.report.text import listing, ranges
 from test_compare import seeds
 
+pytestmark = pytest.mark.usefixtures("coarse")
+
 VOID = {"meta", "link", "img", "br", "input", "source"}
 
 
@@ -52,14 +53,6 @@ def recipe(**settings: Any) -> mapl.Recipe:
 
 
 NO_LETTERS = {"topology": {"name": "none"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def coarse() -> Iterator[None]:
-    """Pictures of fewer dots, which take less time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mapl.report.drawing.DPI", 50)
-        yield
 
 
 @pytest.fixture(scope="module")

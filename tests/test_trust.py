@@ -146,6 +146,7 @@ def test_no_command_imports_what_only_a_folder_names(kind, here, sent):
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_function_imports_what_only_a_folder_names(kind, here, sent):
     folder = sent(kind)
