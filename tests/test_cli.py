@@ -344,8 +344,8 @@ def test_help_names_every_command():
         (["run", "--clients", "0"], "clients: got 0, but it should be greater than or equal to 1"),
         (["run", "--name", "taken"], "'runs/taken' is a run of another recipe (differs in "),
         (["run", "--method", "nowhere:Name"], "cannot import 'nowhere' of the import path 'nowhere:Name'"),
-        (["resume", "nowhere"], "'nowhere' is not the folder of a run: it has no recipe.toml"),
-        (["compare", "nowhere"], "'nowhere' is not the folder of a run: it has no recipe.toml"),
+        (["resume", "nowhere"], "'nowhere' is not the folder of a run: there is no such folder"),
+        (["compare", "nowhere"], "'nowhere' is not the folder of a run: there is no such folder"),
         (["show", "--scenario", "5"], "partition.scenario: got 5, but it should be 1, 2, 3 or 4"),
     ],
 )  # fmt: skip

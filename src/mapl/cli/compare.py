@@ -107,7 +107,11 @@ def load_runs(folders: Sequence[Path]) -> list[Record]:
     from mapl.analysis.compare import left_out, unpaired
     from mapl.runs.history import load, runs_below
 
-    records = [load(run) for folder in folders for run in runs_below(folder) or [folder]]
+    runs = {folder: runs_below(folder) for folder in folders}
+    for folder, found in runs.items():
+        if folder.is_dir() and not found:
+            raise MaplError(f"there is no run in {str(folder)!r}, nor in a folder below it")
+    records = [load(run) for folder in folders for run in runs[folder] or [folder]]
     remarks = (remark for record in records for remark in record.remarks)
     for sentence in (*remarks, *left_out(records), *unpaired(records)):
         warn(sentence)

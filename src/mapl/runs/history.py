@@ -291,7 +291,8 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def load_recipe(folder: Path) -> Recipe:
     """The recipe of a run, which may have been edited since. It imports nothing that only the folder names."""
     if not (folder / RECIPE).is_file():
-        raise MaplError(f"{str(folder)!r} is not the folder of a run: it has no {RECIPE}")
+        why = f"it has no {RECIPE}" if folder.exists() else "there is no such folder"
+        raise MaplError(f"{str(folder)!r} is not the folder of a run: {why}")
     check_entries(folder, (RECIPE, CLIENTS, HISTORY, TIMES, PROFILE, JOINED, ROWS, INDEX), ("checkpoints",))
     return validated(read(folder / RECIPE), str(folder / RECIPE))
 
