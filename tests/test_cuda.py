@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from conftest import skip_without_umap
-from mapl import Dataset, Images
+from mapl import Dataset, Features, Images, Tokens
 from mapl.data.dataset import DataSettings
 from mapl.data.sources.digits import Digits
 from mapl.engine._base import make_deterministic
@@ -291,6 +291,45 @@ def test_groups_train_those_who_take_part():
     assert grouped.ledger.messages
 
 
+def a_table(shape=(6,)):
+    """Features of this shape, whose class moves them."""
+    values = torch.randn(40, *shape, generator=torch.Generator().manual_seed(0))
+    samples = Features(values + (torch.arange(40) % 4).view(-1, *[1] * len(shape)), torch.arange(40) % 4)
+    return Dataset("table", samples, samples, 4)
+
+
+def texts():
+    ids = torch.randint(1, 9, (40, 5), generator=torch.Generator().manual_seed(0))
+    samples = Tokens(ids + 8 * (torch.arange(40) % 4).view(-1, 1) * (ids > 2), torch.arange(40) % 4, 40)
+    return Dataset("texts", samples, samples, 4)
+
+
+OWN = {"partition": {"shots": 2, "test_shots": 1, "sharding": "random", "clusters": 1}, "data": "python"}
+
+
+@interpreted
+@pytest.mark.parametrize("method", ["local", pytest.param("mapl", marks=pytest.mark.slow), "courier"])
+def test_tables_learn_the_same_in_groups(method):
+    made = recipe(method=method, model={"backbones": ["mlp"]}, **OWN)
+    grouped = plays_like_eager(made, None, data=a_table())
+    assert [(family.group, family.eager) for family in grouped.engine.families] == [(True, False)]
+
+
+@interpreted
+def test_signals_learn_the_same_in_groups():
+    grouped = plays_like_eager(recipe(method="local", model={"backbones": ["mlp"]}, **OWN), None, data=a_table((2, 5)))
+    assert grouped.engine.families[0].group
+
+
+@interpreted
+@pytest.mark.parametrize("method", ["local", pytest.param("courier", marks=pytest.mark.slow)])
+def test_texts_learn_the_same_one_at_a_time_in_captured_steps(method):
+    made = recipe(method=method, model={"backbones": ["transformer"]}, **OWN)
+    grouped = plays_like_eager(made, None, data=texts())
+    assert [(family.group, family.eager) for family in grouped.engine.families] == [(False, False)]
+    assert all(slot.images.dtype == torch.int64 for slot in grouped.engine.families[0].slots)
+
+
 @interpreted
 def test_images_of_16_bits_learn_the_same_in_groups():
     pixels = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -473,6 +512,31 @@ def test_a_network_that_draws_for_itself_trains_eagerly():
     with pytest.warns(UserWarning, match="it draws random numbers of its own"):
         grouped = plays_like_eager(recipe(method="local"), {"stochastic": Stochastic})
     assert grouped.engine.families[0].eager
+
+
+class Forgetful(nn.Module):
+    """A network for texts or tables that drops what it reads by a draw of its own."""
+
+    def __init__(self, shape, embedding):
+        super().__init__()
+        self.words = nn.Embedding(shape.vocabulary, 4) if shape.vocabulary else nn.Linear(shape[0], 4)
+        self.end = nn.Linear(4, embedding)
+
+    def forward(self, x):
+        x = self.words(x).mean(1) if x.dtype == torch.int64 else self.words(x)
+        return self.end(x * (torch.rand(()) < 0.9) if self.training else x)
+
+
+@interpreted
+@pytest.mark.parametrize("data", [texts, a_table])
+def test_a_table_or_a_text_whose_network_cannot_be_captured_trains_eagerly_and_one_notice_says_so(data):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        grouped = plays_like_eager(recipe(method="local", **OWN), {"forgetful": Forgetful}, data=data())
+    assert grouped.engine.families[0].eager
+    notices = [str(each.message) for each in said if "cannot be captured" in str(each.message)]
+    assert len(notices) == 1
+    assert "(it draws random numbers of its own): its 2 clients train one after another, which is slower" in notices[0]
 
 
 class Broken(nn.Module):

@@ -10,9 +10,6 @@ import mapl
 from conftest import skip_without_umap
 from mapl import Dataset, Features, Images, MaplError, Recipe, Tokens
 from mapl.data.kinds import FeatureAugmentation, FeatureSettings, normal
-from mapl.engine.choose import find_engine
-from mapl.engine.eager import EagerEngine
-from mapl.engine.settings import EngineSettings
 from mapl.runs.export import export_run, load_model
 from mapl.runs.part import build_part, given_in_python
 from mapl.runs.run import restored_part
@@ -240,35 +237,6 @@ def test_models_are_exported_and_answer_as_in_the_run(kind: str, tmp_path) -> No
     program, card = export_run(tmp_path / "run", tmp_path / "program", [0], "torch-export", pixels="float32", data=data)
     torch.testing.assert_close(torch.export.load(program).module()(client.test.inputs).detach(), expected)
     assert ('"vocabulary"' in card.read_text()) == (kind == "text")
-
-
-CUDA = torch.device("cuda", 0)
-
-
-@pytest.mark.parametrize(("kind", "said"), [("table", "rows of 5 numbers"), ("text", "texts of 7 tokens out of 31")])
-def test_on_a_gpu_tables_and_texts_train_client_after_client_and_one_notice_says_so(kind: str, said: str) -> None:
-    shape = dataset(kind).shape
-    with pytest.warns(UserWarning, match=f"^{said}: a GPU trains one client after another$") as notices:
-        assert find_engine(EngineSettings(), CUDA, shape) is EagerEngine
-    assert len(notices) == 1
-    with pytest.raises(MaplError, match=f"engine.kind: got 'grouped', but these are {said}, and groups need images"):
-        find_engine(EngineSettings(kind="grouped"), CUDA, shape)
-
-
-@pytest.mark.parametrize("kind", ["table", "text"])
-def test_who_asks_for_one_after_another_or_has_no_gpu_is_told_nothing(kind: str, recwarn) -> None:
-    shape = dataset(kind).shape
-    assert find_engine(EngineSettings(kind="eager"), CUDA, shape) is EagerEngine
-    assert find_engine(EngineSettings(), torch.device("cpu"), shape) is EagerEngine
-    assert not recwarn.list
-
-
-def test_on_a_gpu_images_of_16_bits_train_in_groups(recwarn) -> None:
-    pytest.importorskip("triton")
-    from mapl.engine.cuda import GroupedEngine
-
-    assert find_engine(EngineSettings(), CUDA, dataset("floats").shape) is GroupedEngine
-    assert not recwarn.list
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

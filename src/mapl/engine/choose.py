@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
 from importlib.util import find_spec
 
 import torch
@@ -13,7 +12,6 @@ from mapl.engine._base import Engine
 from mapl.engine.eager import EagerEngine
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
-from mapl.shape import is_image, told
 
 
 def find_device(settings: EngineSettings) -> torch.device:
@@ -29,14 +27,9 @@ def find_device(settings: EngineSettings) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
-def find_engine(settings: EngineSettings, device: torch.device, shape: Sequence[int]) -> type[Engine]:
+def find_engine(settings: EngineSettings, device: torch.device) -> type[Engine]:
     """The eager engine, or on a GPU the one that trains clients of one architecture as groups."""
     if device.type != "cuda" or settings.kind == "eager":
-        return EagerEngine
-    if not is_image(shape):
-        if settings.kind == "grouped":
-            raise MaplError(f"engine.kind: got 'grouped', but these are {told(shape)}, and groups need images")
-        warnings.warn(f"{told(shape)}: a GPU trains one client after another", stacklevel=2)
         return EagerEngine
     if find_spec("triton") is None:
         if settings.kind == "grouped":

@@ -214,7 +214,7 @@ def build_part(
     augment = recipe.augment
     images = augment.contrastive if method.augmentation == "contrastive" else augment.plain
     augmenting = augmentation(first, images, augment.features, augment.tokens, augment.function, device)
-    engine = find_engine(recipe.engine, device, first.shape)
+    engine = find_engine(recipe.engine, device)
     clients = _clients(recipe, shards, backbones or {}, method, run or recipe.fingerprint())
     part = Part(
         recipe=recipe,

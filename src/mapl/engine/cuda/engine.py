@@ -17,6 +17,7 @@ from mapl.engine.cuda.builder import Builder
 from mapl.engine.cuda.families import Family, Kind, groupable, operations_of
 from mapl.engine.cuda.homes import Homes
 from mapl.engine.cuda.layout import Layout
+from mapl.engine.cuda.memory import stored
 from mapl.engine.cuda.pool import Pool
 from mapl.engine.cuda.slot import Slot
 from mapl.engine.eager import EagerEngine
@@ -192,7 +193,7 @@ class GroupedEngine(Engine):
                 slot.views.make(self.train_pool.pixels, index.flatten(), uniforms, out)
             else:
                 made = self.augmentation.apply(self.train_pool.pixels[index.flatten()], uniforms)
-                out.copy_(made.permute(0, 2, 3, 1))
+                out.copy_(stored(made))
         slot.filled = wanted
 
     def _feed_ahead(self, wave: list[tuple[Slot, list[Client]]], round: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from mapl.client import Client
 from mapl.engine.cuda.layers import Keys, Stack
 from mapl.engine.cuda.layout import Layout
+from mapl.engine.cuda.memory import laid, type_of
 
 
 class Room:
@@ -27,7 +28,7 @@ class Room:
         dtype: torch.dtype,
     ):
         self.layout, self.size, self.group, self.device, self.dtype = layout, size, group, device, dtype
-        c, h, w = client.train.shape
+        shape = client.train.shape
         self.flat = torch.zeros(size, layout.size, device=device)
         self.low = torch.zeros(size, layout.low, device=device, dtype=dtype) if layout.low else None
         frozen = layout.fixed - layout.parameters
@@ -42,7 +43,8 @@ class Room:
             if value.device.type == client.model.head.weight.device.type
         }
         # A network as its author wrote it gets what it would get eagerly; autocast makes of that what it does.
-        self.images = torch.zeros(size, steps, batch, h, w, c, device=device, dtype=dtype if group else torch.float32)
+        kept = type_of(shape, dtype if group else torch.float32)
+        self.images = torch.zeros(size, steps, batch, *laid(shape), device=device, dtype=kept)
         self.labels = torch.zeros(size, steps, batch, device=device, dtype=torch.int64)
         self.plan = torch.zeros(steps, size, device=device, dtype=torch.uint8)
         self.cursor = torch.zeros(1, device=device, dtype=torch.int64)

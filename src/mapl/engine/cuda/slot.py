@@ -21,6 +21,7 @@ from mapl.engine.cuda.guards import no_draws
 from mapl.engine.cuda.kernels import account as kernels
 from mapl.engine.cuda.kernels.launch import launch
 from mapl.engine.cuda.layout import Layout
+from mapl.engine.cuda.memory import seen, together
 from mapl.engine.cuda.networks import Alone, Networks, Together
 from mapl.engine.cuda.optimiser import constants_of, optimise, rates_of
 from mapl.engine.cuda.room import Room
@@ -98,7 +99,7 @@ class Slot(Room):
     def step(self) -> None:
         """A training step of every member; no value is read by the host, so that it can be captured."""
         torch.index_select(self.plan, 0, self.cursor, out=self.stack.active.view(1, -1))
-        images = self.images.index_select(1, self.cursor)[:, 0].permute(0, 1, 4, 2, 3)
+        images = seen(self.images.index_select(1, self.cursor)[:, 0])
         labels = self.labels.index_select(1, self.cursor)[:, 0]
         before = [value.clone() for value in self.state.values()] if self.size > 1 else []
         terms = self.networks.terms(self.method, self.members, images, labels)
@@ -165,7 +166,7 @@ class Slot(Room):
         """A step, and the networks' outputs for two images in evaluation mode, where they may do something else."""
         self.cursor.zero_()
         self.step()
-        two = self.images[:, 0, :2].permute(0, 1, 4, 2, 3).to(memory_format=torch.contiguous_format)
+        two = seen(self.images[:, 0, :2]).to(memory_format=torch.contiguous_format)
         with torch.no_grad():
             return self.networks.outputs({"backbone": None} | dict.fromkeys(self.method.answers_with), two)
 
@@ -220,7 +221,7 @@ class _Answers:
     def _forward(self) -> None:
         slot = self._slot
         images = self._augmentation.normalise(self._pool[self._places.flatten()]).to(slot.images.dtype)
-        images = images.contiguous(memory_format=torch.channels_last)
+        images = together(images)
         self._outputs = slot.networks.outputs(self._names, images.view(slot.size, -1, *images.shape[1:]))
 
     def at(self, places: Tensor) -> dict[str, Tensor]:
