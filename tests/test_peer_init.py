@@ -60,13 +60,17 @@ def picture(path: Path, grey: int, side: int = SIDE) -> None:
 
 
 def pictures(
-    root: Path, classes: Mapping[str, int], count: int = 2, splits: tuple[str, ...] = ("train", "test")
+    root: Path,
+    classes: Mapping[str, int],
+    count: int = 2,
+    splits: tuple[str, ...] = ("train", "test"),
+    side: int = SIDE,
 ) -> Path:
     """A folder of images. All images of a class have its grey level."""
     for split in splits:
         for name, grey in classes.items():
             for number in range(count):
-                picture(root / split / name / f"{number}.png", grey)
+                picture(root / split / name / f"{number}.png", grey, side)
     return root
 
 
@@ -191,6 +195,13 @@ def test_it_is_said_whether_test_images_were_drawn(alice, tmp_path):
 
 
 # What members agree on
+
+
+def test_pictures_of_another_size_get_that_of_the_network(alice, tmp_path):
+    initialised(alice, pictures(tmp_path / "hers", {"cat": 10, "dog": 20}))
+    mine = found(initialised(member(tmp_path), pictures(tmp_path / "his", {"cat": 10, "dog": 20}, side=SIDE + 5)))
+    assert mine.shape == (1, SIDE, SIDE)
+    assert "converted: 8 to" in mine.found[0]
 
 
 def test_the_agreement_travels_in_the_invitation_and_names_decide_numbers(alice, tmp_path):

@@ -147,7 +147,8 @@ def _seen_from(path: Path, file: Path) -> str:
 
 def _own(settings: PeerSettings, me: Identity) -> tuple[Dataset, Agreement | None]:
     """The peer's images, and what the network agrees on if this peer is the first to say so."""
-    found, agreed = load_own(settings.data), me.agreement()
+    agreed = me.agreement()
+    found = load_own(settings.data, agreed)
     if len(torch.unique(found.train.labels)) < 2:
         raise MaplError(f"{str(settings.data.path)!r} has training images of one class only: there is nothing to learn")
     if agreed is not None:

@@ -19,9 +19,10 @@ MOST_NAMED = 40
 """How many classes a sentence lists."""
 
 
-def load_own(data: DataSection) -> Dataset:
-    """The data set as it is in its file or folder."""
-    return load(DataSettings(name=data.name, folder=data.path))
+def load_own(data: DataSection, agreed: Agreement | None) -> Dataset:
+    """The data set as it is in its file or folder. Pictures get the size that the network has agreed on."""
+    size = None if agreed is None else agreed.image[1:]
+    return load(DataSettings(name=data.name, folder=data.path, size=size))
 
 
 def fitted(found: Dataset, agreed: Agreement) -> Dataset:

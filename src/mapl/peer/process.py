@@ -146,7 +146,8 @@ def own_data(settings: PeerSettings, identity: Identity) -> dict[int, Dataset] |
     """The peer's own images. None: its share of the data that the recipe names."""
     if not settings.data.name:
         return None
-    found, agreed = load_own(settings.data), identity.agreement()
+    agreed = identity.agreement()
+    found = load_own(settings.data, agreed)
     return {identity.number: found if agreed is None else fitted(found, agreed)}
 
 
