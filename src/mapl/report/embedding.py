@@ -1,4 +1,4 @@
-"""The embeddings of a run's test images, computed from its newest checkpoint and laid out in the plane by t-SNE."""
+"""The embeddings of a run's test samples, computed from its newest checkpoint and laid out in the plane by t-SNE."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Embedding:
-    """Test images of all clients as points in the plane."""
+    """Test samples of all clients as points in the plane."""
 
     points: NDArray[np.float64]
     labels: Ids
@@ -65,7 +65,7 @@ def _laid_out(part: Part) -> Embedding | str:
         return "it has only one client"
     vectors, labels, clients = sample(part)
     if len(vectors) < 4:
-        return "too few test images"
+        return "too few test samples"
     cluster_of = {client.id: client.cluster for client in part.clients}
     clusters = torch.tensor([cluster_of[client] for client in clients.tolist()])
     (aligned, by_chance), (kin, kin_by_chance) = alignment(vectors, clients, (labels, clusters))

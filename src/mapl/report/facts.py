@@ -112,8 +112,8 @@ def _clients(record: Record) -> str:
     if not record.whole:
         number += f" (a part of a network: {share_of_network(record.held, record.recipe.clients)})"
     return (
-        f"{number}, each with {data} ({_range([card.samples for card in cards])} training images, "
-        f"{_range([card.tests for card in cards])} test images), {each}{models}"
+        f"{number}, each with {data} ({_range([card.samples for card in cards])} training samples, "
+        f"{_range([card.tests for card in cards])} test samples), {each}{models}"
     )
 
 

@@ -21,7 +21,7 @@ GRAPHS = 4
 AGAIN = (
     "Each folder holds its whole recipe: mapl run <folder>/recipe.toml --name again repeats the run, to the bit on the "
     "same machine. Equal fingerprints mean equal settings, whatever the name, length and device. Equal data digests "
-    "mean equal images and labels."
+    "mean equal samples and labels."
 )
 
 OF_A_PART = "The recipe of a part is that of its whole network."
@@ -103,7 +103,7 @@ def _embedding(page: Document, line: Line, number: int) -> None:
     if isinstance(embedding, str):
         page.add(Paragraph(f"There is no picture of the embeddings of {line.label}: {embedding}."))
         return
-    alt = f"Embeddings of the test images of {line.label} in the plane, coloured by class and by client."
+    alt = f"Embeddings of the test samples of {line.label} in the plane, coloured by class and by client."
     caption = sentences.embedding_caption(line, embedding)
     page.draw(f"embedding-{number}", partial(embedding_figure, embedding), alt, caption)
 

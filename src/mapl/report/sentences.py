@@ -28,7 +28,7 @@ ARMS_EXPLAINED = (
 )
 WAY_EXPLAINED = (
     "The way to pooled is the gain as a share of what the ceiling gains over the same control, seed by seed. The "
-    "ceiling also trains without letters, but every client has the training images of its whole cluster. 0 % is "
+    "ceiling also trains without letters, but every client has the training samples of its whole cluster. 0 % is "
     "training alone, 100 % is as good as sharing all data. No room: for some seed the ceiling is not better than the "
     "control."
 )
@@ -46,7 +46,7 @@ def headlines(lines: Sequence[Line]) -> list[str]:
     best, arm = max(contestants, key=lambda pair: pair[1].accuracy.mean)
     subject = best.label if len(lines) == 1 else f"The most accurate arm is {best.label}: it"
     accuracy = (
-        f"{subject} classifies {arm.accuracy.text()} % of the test images correctly "
+        f"{subject} classifies {arm.accuracy.text()} % of the test samples correctly "
         f"({count(len(best.first.clients), 'client')}, {count(len(arm.seeds), 'seed')})."
     )
     shown = most_interesting(lines)
@@ -260,7 +260,7 @@ def embedding_caption(line: Line, embedding: Embedding) -> str:
         chance += f" and the same cluster for {percent(embedding.kin)} (by chance {percent(embedding.kin_by_chance)})"
     return (
         f"{line.label}, seed {line.typical.recipe.seed}, after {count(embedding.rounds, 'round')}: embeddings z of "
-        f"{len(embedding.points):,} test images, each from its own client's model, laid out by t-SNE. Colours are "
+        f"{len(embedding.points):,} test samples, each from its own client's model, laid out by t-SNE. Colours are "
         "classes in the first panel and clients in the second; shapes are clusters. The nearest point of another "
         "client has "
         f"{chance}: {verdict}. In a t-SNE, distances between far islands mean nothing."

@@ -118,7 +118,7 @@ def clients_table(record: Record) -> Table:
         ]
         for place, card in enumerate(record.clients[:MOST_CLIENTS])
     ]
-    titles = "client|cluster|backbone|classes|listens most to|parameters|training images|test images|accuracy (%)"
+    titles = "client|cluster|backbone|classes|listens most to|parameters|training samples|test samples|accuracy (%)"
     return Table(titles.split("|"), rows, words=5)
 
 
