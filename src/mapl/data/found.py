@@ -143,7 +143,7 @@ def kind_of_array(values: Array) -> Kind:
     if type_ in (np.uint8, np.uint16):
         return "images"
     high = values.max(initial=0)
-    whole = type_.kind in "iu" and low >= 0 and high <= 255
+    whole = low >= 0 and high <= 255 and (type_.kind in "iu" or (high > 1 and bool((values == values.round()).all())))
     return "images" if whole or (channels and type_.kind == "f" and low >= 0 and high <= 1) else "features"
 
 
