@@ -180,6 +180,20 @@ def test_the_way_to_pooled_is_in_the_table_if_some_arm_has_it() -> None:
     assert "60.0" in headline  # the best arm is not the one that has the others' data
 
 
+def test_the_top_of_the_page_is_three_sentences_about_the_most_interesting_arm() -> None:
+    alone = {"network": NO_LETTERS}
+    ours, control = seeds(dict.fromkeys(range(5), 0.6)), seeds({s: 0.5 + s / 100 for s in range(5)}, **alone)
+    accuracy, gain, _ = sentences.headlines(lines([*control, *ours]))
+    assert accuracy.startswith("The most accurate arm is mapl: it classifies 60.0 ± 0.0 %")
+    assert re.search(r"of mapl by \+8.0 ± \d.\d percentage points\. The interval lies above 0\.$", gain)
+    assert sentences.headlines(lines([*control[:2], *ours[:2]]))[1].endswith(
+        "above 0, but over 2 seeds it is worth little."
+    )
+    assert "its control" in sentences.headlines(lines(ours))[1]
+    assert sentences.headlines(lines(control))[1] == "No letter was sent: every client learned alone."
+    assert sentences.further(lines(ours)) == []
+
+
 def test_one_local_run(local_page: Path) -> None:
     page = check_stands_alone(local_page)
     assert "No letter was sent" in page.text

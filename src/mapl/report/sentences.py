@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mapl.analysis.clusters import adjusted_rand, edges, first_mixed, share_inside
 from mapl.analysis.compare import Arm
+from mapl.analysis.paired import FEW
 from mapl.live.scene import amount
 from mapl.network.refused import total
 from mapl.recipe import has_letters
@@ -107,7 +108,8 @@ def gain_sentence(label: str, arm: Arm) -> str:
         return f"{points}. One seed cannot tell how much of that is chance."
     if abs(arm.gain.mean) <= arm.gain.interval:
         return f"{points}. The interval includes 0, so these seeds do not show that letters help or hurt."
-    return f"{points}. The interval lies {'above' if arm.gain.mean > 0 else 'below'} 0."
+    few = f", but over {arm.pairs} seeds it is worth little" if arm.pairs <= FEW else ""
+    return f"{points}. The interval lies {'above' if arm.gain.mean > 0 else 'below'} 0{few}."
 
 
 def gain_cell(arm: Arm) -> str:
