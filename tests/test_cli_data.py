@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import itertools
 import json
 import sys
 import threading
@@ -142,6 +143,14 @@ def test_check_ones_own(tmp_path: Path) -> None:
     labels = np.arange(8) % 2
     np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     assert "npz: 8 training and 8 test images of 4×4 pixels" in data("check", "npz", "--folder", tmp_path / "own.npz")
+
+
+def test_show_says_which_class_has_which_number(tmp_path: Path) -> None:
+    for name, number in itertools.product(("dog", "cat"), range(6)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        Image.new("L", (8, 8), number).save(tmp_path / name / f"{number}.png")
+    said = data("show", "--data", tmp_path, "--clients", 2)
+    assert "by client and class: 0 cat, 1 dog" in " ".join(said.split())
 
 
 def test_show() -> None:

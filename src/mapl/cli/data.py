@@ -196,7 +196,9 @@ def show_command(
 
 def _division_table(dataset: Dataset, shards: Sequence[Shard], counts: Sequence[Sequence[int]]) -> Table:
     wide = dataset.classes > WIDEST
-    table = Table(caption=f"training {dataset.noun} of {printable(dataset.name)} by client and class")
+    names = "" if wide else ", ".join(f"{k} {printable(name)}" for k, name in enumerate(dataset.class_names))
+    caption = f"training {dataset.noun} of {printable(dataset.name)} by client and class"
+    table = Table(caption=f"{caption}: {names}" if names else caption, caption_justify="left")
     columns = ["classes"] if wide else [str(k) for k in range(dataset.classes)]
     for title in ("client", "cluster", *columns, "train", "test"):
         table.add_column(title, justify="right")
