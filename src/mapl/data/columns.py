@@ -22,6 +22,9 @@ IDS, MASK = ("input_ids", "tokens", "token_ids"), "attention_mask"
 FEWEST_EACH = 4
 """Samples of a class, on average: in a column that is only taken for the labels, fewer mean that it holds none."""
 
+PROSE = 40
+"""A column with longer texts than this is prose, not names."""
+
 IsIn = Callable[[Any], bool]
 
 
@@ -80,7 +83,8 @@ def _label(columns: Columns, where: str, asked: str | None) -> tuple[str, str]:
         return asked, ""
     by_name = {name.strip().lower(): name for name in columns}
     if named := [by_name[name] for name in LABELS if name in by_name]:
-        return named[0], f"labels: column {named[0]!r}"
+        likely = [name for name in named if not _has_fractions(columns[name])] or named  # y may be a coordinate
+        return likely[0], f"labels: column {likely[0]!r}"
     texts = [name for name, values in columns.items() if _is_text(values)]
     chosen, why = (texts[0], "the only one with text") if len(texts) == 1 else (list(columns)[-1], "the last one")
     values = columns[chosen]
@@ -88,6 +92,10 @@ def _label(columns: Columns, where: str, asked: str | None) -> tuple[str, str]:
         remedy = f"none of {', '.join(map(repr, list(columns)[:6]))} is called label: say which one has the labels"
         raise MaplError(f"{where}: {remedy}, with label=…", shell=f"{where}: {remedy}, with --set data.label=NAME")
     return chosen, f"labels: column {chosen!r}, {why} (data.label: another)"
+
+
+def _has_fractions(values: Array) -> bool:
+    return values.dtype.kind == "f" and bool((values != np.floor(values)).any())
 
 
 def _is_text(values: Array) -> bool:
@@ -157,9 +165,11 @@ def table_of(columns: Columns, where: str, label: str) -> Array:
     if texts := [name for name, values in columns.items() if values.dtype.kind not in "biuf"]:
         values = columns[texts[0]]
         more = f" (and {len(texts) - 1} other columns)" if len(texts) > 1 else ""
+        prose = max(len(str(value)) for value in values.tolist()) > PROSE
+        numbers = "token ids, as lists in a column input_ids" if prose else "a column of 0 and 1 for each of its values"
         raise MaplError(
-            f"{where}: column {texts[0]!r}{more} holds no numbers (row 1: {str(values[0])[:40]!r}), and {label!r} has "
-            "the labels: leave it out, or turn it into numbers, such as a column of 0 and 1 for each of its values"
+            f"{where}: column {texts[0]!r}{more} holds no numbers (row 1: {str(values[0])[:PROSE]!r}), and {label!r} "
+            f"has the labels: leave it out, or turn it into numbers, such as {numbers}"
         )
     for name, values in columns.items():
         bad = np.flatnonzero(~np.isfinite(values))
