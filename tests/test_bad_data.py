@@ -69,7 +69,7 @@ FLOATS = np.linspace(0, 1, 48).reshape(12, 4)
 ONE_BAD = np.where(np.arange(48).reshape(12, 4) == 9, np.inf, FLOATS)
 
 BAD = {
-    "labels that are fractions": (rows("1,2,0.5"), "the label 0.5 (sample 12, counted from 0); labels are classes"),
+    "labels that are fractions": (rows("1,2,0.5"), "own.csv', column 'label', has the label 0.5 (sample 12, counted from 0); labels are classes"),
     "a missing label": (rows("1,2,"), "has no label for sample 12"),
     "a missing name": (npz(x=FLOATS, labels=np.array(["a", "b", ""] * 4)), "has no label for sample 2"),
     "labels below 0": (rows("1,2,-1"), "the label -1 (sample 12, counted from 0); classes are numbered from 0"),

@@ -133,6 +133,7 @@ def test_frames_of_pandas() -> None:
         ("\ufeffa\tb\tlabel\r\n1\t2\tx\r\n3\t4\ty\r\n", ("a", "b"), ("x", "y")),
         ("city,a,b\nBern,1,2\nZug,3,4\n", ("a", "b"), ("Bern", "Zug")),
         ("a,b,k\n1,2,3\n3,4,7\n", ("a", "b"), ("3", "7")),
+        ("x,y,species\n1,2.5,ape\n3,4.5,cow\n", ("x", "y"), ("ape", "cow")),
     ],
 )
 def test_tables_as_text(text: str, columns: tuple[str, ...], labels: tuple[str, ...], tmp_path: Path) -> None:

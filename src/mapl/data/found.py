@@ -64,9 +64,8 @@ def datasets_of(names: Sequence[str], places: Sequence[str], pairs: Sequence[Pai
     where = [place for place, pair in zip(places, pairs, strict=True) for found in pair if found is not None]
     everything = [found for pair in pairs for found in pair if found is not None]
     everything = [_checked(found, place) for found, place in zip(everything, where, strict=True)]
-    class_names, numbers = numbered(
-        [found.labels for found in everything], [found.names for found in everything], where
-    )
+    of_labels = [f"{w}, column {f.label!r}," if f.label else w for w, f in zip(where, everything, strict=True)]
+    class_names, numbers = numbered([f.labels for f in everything], [f.names for f in everything], of_labels)
     classes = len(class_names) or 1 + max(int(labels.max()) for labels in numbers)
     samples = iter(_samples(everything, numbers, where))
     made: list[tuple[Samples, Samples]] = []
