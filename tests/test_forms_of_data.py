@@ -180,6 +180,13 @@ def test_paths_are_data_too(tmp_path: Path) -> None:
     assert mapl.Recipe.of(data=tmp_path / "a.npz").data.folder == tmp_path / "a.npz"
 
 
+def test_a_recipe_file_with_data_from_python(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('clients = 3\n[method]\nname = "courier"\n')
+    recipe = mapl.Recipe.read(tmp_path / "mine.toml", data=(ROWS, LABELS), rounds=4)
+    assert (recipe.data.name, recipe.clients, recipe.rounds, recipe.method.name) == ("python", 3, 4, "courier")
+    assert recipe.model.backbones == ("mlp",)
+
+
 def test_numbers_of_sites_are_those_of_the_clients() -> None:
     sites = mapl.datasets({1: (ROWS, LABELS), 0: (ROWS[:10], LABELS[:10])})
     assert len(sites[0].train) < len(sites[1].train)

@@ -243,12 +243,8 @@ class Recipe(Section):
         `data` is the name of a data set, a path, or data of your own as `mapl.run(data=…)` takes them: then defaults
         are made from them, and they are given again to `mapl.run`.
         """
-        given = settings.get("data")
-        if given is None or isinstance(given, str | DataSettings) or _is_table(given):
-            return compose(("Python", settings))[0]
-        if isinstance(given, Path):
-            return compose(("Python", {**settings, "data": str(given.expanduser().absolute())}))[0]
-        return compose(("Python", {**settings, "data": GIVEN_IN_PYTHON}), data=as_data(given))[0]
+        tree, data = _from_python(settings)
+        return compose(("Python", tree), data=data)[0]
 
     @staticmethod
     def read(path: str | Path, **settings: Any) -> Recipe:
@@ -256,7 +252,8 @@ class Recipe(Section):
 
         Like `mapl run FILE`, it takes code that the file names as named by you: trust it as you would a script.
         """
-        return compose((str(path), read(Path(path))), ("Python", settings))[0]
+        tree, data = _from_python(settings)
+        return compose((str(path), read(Path(path))), ("Python", tree), data=data)[0]
 
     def title(self) -> str:
         """The name of the run, or one made from its settings."""
@@ -340,9 +337,15 @@ def is_silent(recipe: Recipe) -> bool:
     return method_class(recipe.method.name).silent
 
 
-def _is_table(given: Any) -> bool:
-    """Whether this is the table of settings of data, not data by name."""
-    return isinstance(given, dict) and given.keys() <= DataSettings.model_fields.keys()
+def _from_python(settings: Tree) -> tuple[Tree, Data | None]:
+    """Settings from Python, and the data that were given among them as objects."""
+    given = settings.get("data")
+    table = isinstance(given, dict) and given.keys() <= DataSettings.model_fields.keys()
+    if given is None or table or isinstance(given, str | DataSettings):
+        return settings, None
+    if isinstance(given, Path):
+        return {**settings, "data": str(given.expanduser().absolute())}, None
+    return {**settings, "data": GIVEN_IN_PYTHON}, as_data(given)
 
 
 def compose(*layers: tuple[str, Tree], data: Data | None = None) -> tuple[Recipe, Provenance]:
