@@ -18,6 +18,7 @@ import methods
 import pages
 import peers
 import rounds
+import shards
 import state
 import torch
 import two_cores
@@ -25,15 +26,15 @@ import two_cores
 WHAT = {
     "round": rounds.measure, "methods": methods.measure, "clients": clients.measure, "exchange": exchange.measure,
     "state": state.measure, "edges": edges.measure, "two-cores": two_cores.measure,
-    "peers": peers.measure, "pages": pages.measure,
+    "peers": peers.measure, "pages": pages.measure, "shards": shards.measure,
 }  # fmt: skip
 
-ON_A_CPU = {"two-cores", "peers", "pages"}
+ON_A_CPU = {"two-cores", "peers", "pages", "shards"}
 """Measured on the CPU even where there is a GPU."""
 
 HELP = (
     "A round against a plain loop; a round of every method; more clients; letters; memory of a network; the graph's "
-    "edges; FedAvg on a CPU; real peers; libraries for pages."
+    "edges; FedAvg on a CPU; real peers; libraries for pages; shards on Ray."
 )
 
 
@@ -46,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="Everything tiny: to see that it runs, not how fast.")
     made.add_argument("--data-folder", type=Path, help="Where published data sets lie; default: $MAPL_DATA, or data/.")
     made.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="Where tables are written.")
-    made.add_argument("--rounds", type=int, default=3, help="round, methods, two-cores: rounds measured of each.")
+    made.add_argument(
+        "--rounds", type=int, default=3, help="round, methods, two-cores, shards: rounds measured of each."
+    )
     made.add_argument("--plain-workers", type=int, help="round: loader processes of the plain loop; default: the best.")
     made.add_argument("--clients", type=_numbers, default=(), help="clients: how many, such as 20,50,100.")
     made.add_argument("--series", type=_names, default=(), help="clients, methods: which, such as resnet18,mixed.")

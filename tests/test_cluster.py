@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import mapl
+import mapl.cluster.shards
 import mapl.methods
 from conftest import assert_same, small, stop_after, written
 from mapl import Dataset, MaplError, Recipe
@@ -26,7 +27,7 @@ from mapl.cluster.balance import divide
 from mapl.cluster.packed import pack, pack_data, unpack, unpack_data
 from mapl.cluster.post import Interrupted, Request, ShardPost
 from mapl.cluster.shard import Answers, Failed, Lost, Order, Shard
-from mapl.cluster.shards import TRIES, Shards
+from mapl.cluster.shards import Shards
 from mapl.cluster.start import needs_of, shards_of
 from mapl.network import MemoryPost
 from mapl.runs import checkpoint
@@ -41,11 +42,11 @@ DIVISION = ((0, 3, 4), (1,), (2, 5))
 class Threads:
     """A crew of shards in threads."""
 
-    def __init__(self, shards: int, accidents: Sequence[Callable[[int, dict[int, Any]], None]] = ()) -> None:
+    def __init__(self, shards: int, accidents: Sequence[int | None] = ()) -> None:
         self.shards = shards
         self.handles: dict[int, Any] = {}
         self.accidents = list(accidents)
-        """What happens in the next rounds that are played, one after another."""
+        """Which shard is lost in each of the next rounds that are played. -1: none is, but the round is interrupted."""
         self.started: list[list[int]] = []
         self.pool = ThreadPoolExecutor(4 * shards + shards**2)
         self.ray = SimpleNamespace(put=lambda thing: thing)
@@ -73,9 +74,9 @@ class Threads:
                 raise answer.error()
         return answers
 
-    def play(self, t: int, attempt: int) -> Answers:
+    def play(self, t: int, attempt: int, keep: bool) -> Answers:
         lost = self.accidents.pop(0) if self.accidents else None
-        asked = [self.pool.submit(h.play, t, attempt) for n, h in sorted(self.handles.items()) if n != lost]
+        asked = [self.pool.submit(h.play, t, attempt, keep) for n, h in sorted(self.handles.items()) if n != lost]
         if lost is not None:
             for handle in self.handles.values():
                 handle.give_up(attempt)
@@ -86,6 +87,9 @@ class Threads:
             if isinstance(answer, Failed):
                 raise answer.error()
         return answers
+
+    def fetch(self, states: Sequence[Any]) -> list[Any]:
+        return list(states)
 
     def close(self) -> None:
         self.pool.shutdown()
@@ -108,7 +112,12 @@ def making(*arguments: Any, **more: Any) -> Callable[..., Player]:
 # The same bytes
 
 
-@pytest.mark.parametrize("name", ["courier", "mapl+", "fedavg", "fedproto", "flt"])
+def also_slow(*names: str) -> list[Any]:
+    """More cases of a test, for `make check`."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", ["courier", "flt", *also_slow("mapl+", "fedavg", "fedproto")])
 def test_shards_write_the_folder_of_one_process(name: str, tmp_path: Path) -> None:
     made = recipe(name, rounds=3)
     whole = mapl.run(made, tmp_path / "whole")
@@ -166,32 +175,59 @@ def test_a_shard_asks_only_for_what_its_clients_want() -> None:
 # Shards that are lost
 
 
-@pytest.mark.parametrize("name", ["courier", "fedproto", "flt"])
+@pytest.mark.parametrize("name", ["fedproto", *also_slow("courier", "flt")])
 @pytest.mark.parametrize("before", [0, 2], ids=["in the first round", "later"])
-def test_after_a_loss_the_round_is_played_again(name: str, before: int, tmp_path: Path) -> None:
+def test_after_a_loss_the_round_is_played_again(
+    name: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapl.cluster.shards, "SHARE", 1e9)  # every round is kept
     made = recipe(name, rounds=4, train={"reset": False})
     whole = mapl.run(made, tmp_path / "whole")
-    crew = Threads(3, [None] * before + [1, None, 0])  # type: ignore[list-item]
-    with pytest.warns(UserWarning, match=rf"shard 1 \(counted from 0\) was lost in round {before + 1}"):
+    crew = Threads(3, [None] * before + [1, None, 0])
+    with pytest.warns(
+        UserWarning, match=rf"shard 1 \(counted from 0\) was lost in round {before + 1}: it is played again"
+    ):
         record = mapl.run(made, tmp_path / "shards", make=making(crew=crew))
     assert written(record.folder) == written(whole.folder)
     assert crew.started == [[0, 1, 2], [1], [0]]
 
 
-def test_a_round_that_is_always_interrupted_ends_the_run_and_keeps_what_was_played(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["courier", *also_slow("fedproto")])
+def test_if_keeping_takes_long_more_than_one_round_is_played_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU. Only the first round, and those that are saved anyway, are kept."""
+    monkeypatch.setattr(mapl.cluster.shards, "SHARE", 0)
+    made = recipe(name, rounds=6, checkpoint={"every": 4}, train={"reset": False})
+    whole = mapl.run(made, tmp_path / "whole")
+    crew = Threads(3, [None] * 3 + [1] + [None] * 4 + [2])
+    with pytest.warns(UserWarning, match="was lost") as warned:
+        record = mapl.run(made, tmp_path / "shards", make=making(crew=crew))
+    assert [str(w.message).partition(": ")[2] for w in warned if "was lost" in str(w.message)] == [
+        "rounds 2 to 4 are played again", "rounds 5 to 6 are played again"
+    ]  # fmt: skip
+    assert written(record.folder) == written(whole.folder)
+
+
+def test_a_round_that_is_always_interrupted_ends_the_run_and_keeps_what_was_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = recipe("courier", rounds=4, checkpoint={"every": 10})
     whole = mapl.run(made, tmp_path / "whole")
-    crew, folder = Threads(3, [None, None] + [-1] * TRIES), tmp_path / "shards"  # type: ignore[list-item]
-    with pytest.raises(CannotGoOn, match=r"round 3 was interrupted .* resume it"):
-        mapl.run(made, folder, make=making(crew=crew))
-    assert checkpoint.newest(folder) == 2
-    record = mapl.resume(folder, make=making(), warn=pytest.fail)
-    assert written(record.folder) == written(whole.folder)
+    for share, saved in ((1e9, 2), (0, 1)):
+        monkeypatch.setattr(mapl.cluster.shards, "SHARE", share)
+        again = [None] if saved == 1 else []  # the second round is played again before the third
+        crew, folder = Threads(3, [None, None, -1, *again, -1, *again, -1]), tmp_path / str(saved)
+        with pytest.raises(CannotGoOn, match=rf"round 3 was interrupted .* saved up to round {saved}: resume it"):
+            mapl.run(made, folder, make=making(crew=crew))
+        assert checkpoint.newest(folder) == saved
+        record = mapl.resume(folder, make=making())
+        assert written(record.folder) == written(whole.folder)
 
 
 def test_no_room_for_another_shard_keeps_what_was_played(tmp_path: Path) -> None:
     made = recipe("courier", rounds=4, checkpoint={"every": 10})
-    crew, folder = Threads(3, [None, 2]), tmp_path / "shards"  # type: ignore[list-item]
+    crew, folder = Threads(3, [None, 2]), tmp_path / "shards"
     first = crew.start
 
     def start(numbers: Sequence[int]) -> None:

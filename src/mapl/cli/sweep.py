@@ -44,6 +44,8 @@ def sweep(
         out = out / name
     with reading():
         points = list(_points(recipe, settings or [], seeds, options))
+        if points[0].recipe.engine.where == "ray":
+            raise MaplError("engine.where: got 'ray', but several runs at once are for one machine; run each by itself")
         planned, lines = plan(points, out, controls), introduced(points[0].recipe)
     for line in lines:
         say(line, sys.stderr if as_json else None)

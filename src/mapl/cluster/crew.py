@@ -9,14 +9,17 @@ from typing import Any
 
 from mapl.cluster.actor import ShardActor
 from mapl.cluster.connection import Connection
+from mapl.cluster.packed import Packed
 from mapl.cluster.shard import Answers, Failed, Lost, Played, Process, versions
 from mapl.errors import MaplError
 from mapl.runs.player import CannotGoOn
 
 SOON = 2.0
 """Seconds after which a person is told that one waits for room."""
-AGAIN = 0.5
-"""Seconds after which one tries again to start a process."""
+SLICE = 1.0
+"""Seconds between two looks at processes that start."""
+STARTING = 300.0
+"""Seconds that a process may take to start where there is room. On a busy machine, Python and torch take long."""
 LOOK = 5.0
 """Seconds after which one looks whether the machines are still there. Usually Ray tells it before."""
 ALIVE = 20.0
@@ -54,25 +57,40 @@ class Crew:
 
     def start(self, numbers: Sequence[int]) -> None:
         """Start a new process for each of these shards, where Ray has room. Tries again while there is time."""
-        end, left, why = time.monotonic() + self.wait, list(numbers), ""
-        while left:
-            asked = {self._started(number).process.remote(): number for number in left}
-            arrived, late = self.ray.wait(list(asked), num_returns=len(asked), timeout=max(0.1, end - time.monotonic()))
-            left = sorted(asked[reference] for reference in late)
+        begin = time.monotonic()
+        asked = {self._started(number).process.remote(): number for number in numbers}
+        while asked:
+            arrived, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=SLICE)
+            again = []
             for reference in arrived:
+                number = asked.pop(reference)
                 try:
-                    self.processes[asked[reference]] = _checked(self.ray.get(reference))
+                    self.processes[number] = _checked(self.ray.get(reference))
                 except self.ray.exceptions.RayActorError as error:
                     # On a machine that was just lost, as Ray finds out now; or it cannot start anywhere.
-                    left, why = [*left, asked[reference]], str(error).strip()
-                    if "creation task" in why:
+                    again.append(number)
+                    if "creation task" in (why := str(error).strip()):
                         raise CannotGoOn(f"a shard cannot start: {why.splitlines()[-1]}") from error
-            if left and time.monotonic() > end:
-                raise CannotGoOn(
-                    f"there is no room on the cluster for shard {', '.join(map(str, sorted(left)))} (counted from 0): "
-                    f"{self._asked()} (waited {self.wait:g} s)"
-                )
-            time.sleep(AGAIN if left else 0)
+            self._check_time(time.monotonic() - begin, sorted([*asked.values(), *again]))
+            if again:
+                time.sleep(SLICE / 2)
+                asked |= {self._started(number).process.remote(): number for number in again}
+
+    def _check_time(self, waited: float, left: Sequence[int]) -> None:
+        """Give up on shards that have not started, if there is no room for them, or after a long time."""
+        if not left or waited < self.wait:
+            return
+        who = f"shard {', '.join(map(str, left))} (counted from 0)"
+        if not self._has_room():
+            raise CannotGoOn(f"there is no room on the cluster for {who}: {self._asked()} (waited {self.wait:g} s)")
+        if waited > STARTING:
+            raise CannotGoOn(f"{who} did not start in {waited:.0f} s, though the cluster has room for it")
+
+    def _has_room(self) -> bool:
+        """Whether Ray has found a place for every shard."""
+        room = self.ray.util.placement_group_table(self._room)
+        alive = {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
+        return room["state"] == "CREATED" and alive.issuperset(room["bundles_to_node_id"].values())
 
     def _started(self, number: int) -> Any:
         if number in self.handles:
@@ -104,9 +122,10 @@ class Crew:
                 raise answer.error()
         return list(answers)
 
-    def play(self, t: int, attempt: int) -> Answers:
+    def play(self, t: int, attempt: int, keep: bool) -> Answers:
         """Let all processes play a round. If one cannot, the others are told not to wait for it."""
-        both = [handle.play.options(num_returns=2).remote(t, attempt) for _, handle in sorted(self.handles.items())]
+        several = [handle.play.options(num_returns=2) for _, handle in sorted(self.handles.items())]
+        both = [one.remote(t, attempt, keep) for one in several]
         number_of = {told: number for number, (told, _) in enumerate(both)}
         answers: dict[int, Played | Failed | None] = {}
         lost: list[int] = []
@@ -132,8 +151,12 @@ class Crew:
         played = [answer for answer in in_order if isinstance(answer, Played)]
         if len(played) < self.shards:
             raise Lost(lost or self.missing())
+        return [(told, state) for told, (_, state) in zip(played, both, strict=True)]
+
+    def fetch(self, states: Sequence[Any]) -> list[Packed]:
+        """The states that were kept, in memory of this process's own."""
         try:
-            return list(zip(played, self.ray.get([state for _, state in both]), strict=True))
+            return [state.copy() for state in self.ray.get(list(states))]
         except self.ray.exceptions.RayError as error:
             raise Lost(self.missing(), error) from error
 

@@ -98,8 +98,8 @@ class Failed:
         return (MaplError if self.finite else NotFinite)(self.message, self.shell)
 
 
-Answers = list[tuple[Played, Packed]]
-"""Of a round: what each shard tells, and its state afterwards."""
+Answers = list[tuple[Played, Any]]
+"""Of a round: what each shard tells, and what fetches its state afterwards."""
 
 
 class Lost(Exception):
@@ -169,8 +169,8 @@ class Shard:
         """Prepare what can be prepared before the first round."""
         return self._done(lambda: self.part.engine.warm_up(self.part.clients))
 
-    def play(self, t: int, attempt: int) -> tuple[Played | Failed | None, Packed | None]:
-        """Play a round. Returns what it tells, and the state afterwards; None if the round was interrupted."""
+    def play(self, t: int, attempt: int, keep: bool) -> tuple[Played | Failed | None, Packed | None]:
+        """Play a round. Returns what it tells, None if it was interrupted; and the state afterwards, if it is kept."""
 
         def work() -> tuple[Played | None, Packed | None]:
             self.post.attempt = attempt
@@ -178,9 +178,10 @@ class Shard:
                 line, seconds = play_round(self.part, t)
             except Interrupted:
                 return None, None
-            start = time.perf_counter()
-            state = pack(saved_state(self.part))
-            seconds["state"] = time.perf_counter() - start
+            start, state = time.perf_counter(), None
+            if keep:
+                state = pack(saved_state(self.part))
+                seconds["state"] = time.perf_counter() - start
             ledger = self.part.ledger
             rows = self._changed_rows()
             return Played(line, seconds, ledger.messages, ledger.bytes, rows, self.warned()), state
@@ -188,9 +189,13 @@ class Shard:
         answer = self._done(work)
         return (answer, None) if isinstance(answer, Failed) else answer
 
-    def state(self) -> Packed:
-        """The state after the last round."""
-        return self._work.submit(lambda: pack(saved_state(self.part))).result()
+    def state(self) -> tuple[Packed, tuple[int, int]]:
+        """The state after the last round, and the messages and bytes that were counted."""
+
+        def work() -> tuple[Packed, tuple[int, int]]:
+            return pack(saved_state(self.part)), (self.part.ledger.messages, self.part.ledger.bytes)
+
+        return self._work.submit(work).result()
 
     def restore(self, rounds: int, state: Packed) -> Failed | None:
         """Go back, or forward, to a state after so many rounds."""

@@ -27,13 +27,28 @@ if TYPE_CHECKING:
 
 TRIES = 3
 """How often something is begun again in vain, before it is an error."""
+SHARE = 0.1
+"""The share of the time that is spent on keeping states."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """All that is needed to go on after a round, in memory of this process."""
+
+    round: int
+    """How many rounds had been played."""
+    states: list[Packed]
+    """Of each shard."""
+    counts: list[tuple[int, int]]
+    """The messages and bytes that each shard had counted."""
 
 
 class Shards:
     """Plays a network that is divided among the processes of a crew.
 
-    After every round it keeps the state of all shards, in the memory of this process. If a shard is lost, a new one
-    takes its place, all go back to that state, and the round is played again.
+    After a round it keeps the state of all shards, in the memory of this process. If a shard is lost, a new one takes
+    its place, all go back to that state, and what was played since is played again. If keeping takes longer than a
+    tenth of a round, as on a GPU, not every round is kept.
     """
 
     def __init__(self, crew: Crew, recipe: Recipe, order: Order, datas: Sequence[object]) -> None:
@@ -41,13 +56,14 @@ class Shards:
         self._crew, self._order, self._datas = crew, order, datas
         self._cards: list[ClientCard] = []
         self._round = 0
-        self._kept: list[Packed] | None = None
-        """The state of each shard after the last round; None before the first."""
-        self._counts: list[tuple[int, int]] = [(0, 0)] * len(order.held)
-        """The messages and bytes that each shard has counted."""
+        self._at = 0
+        """The round that the shards play next. After a loss it is an earlier one than the run's."""
+        self._kept: Kept | None = None
         self._rows: dict[int, Row] = {}
         self._attempts = 0
         self._warm = False
+        self._since = self._last = self._cost = 0.0
+        """Seconds of the rounds since one was kept, of the last round, and of keeping one."""
         self._begin(Lost(n for n in range(len(order.held)) if n not in crew.handles))
 
     @property
@@ -74,18 +90,17 @@ class Shards:
         seconds = clock.new_round()
         with clock.part("shards"):
             start = time.perf_counter()
-            played, states = self._played(t)
+            played = self._played(t)
             everything = time.perf_counter() - start
-        self._kept = [state.copy() for state in states]
         self._round = t + 1
-        self._counts = [(one.messages, one.bytes) for one in played]
+        self._since += everything
+        self._last = everything
         for one in played:
-            self._rows |= one.rows
             _warn(one.warned)
         slowest = max((one.seconds for one in played), key=lambda parts: sum(parts.values()))
         seconds.clear()
         seconds |= slowest
-        # Sending states here, and waiting for the slowest shard's letters.
+        # Sending states here, and what Ray takes.
         seconds["waiting"] = max(0.0, everything - sum(slowest.values()))
         return joined_line(self._order.held, [one.line for one in played]), seconds
 
@@ -93,19 +108,20 @@ class Shards:
         return self._rows
 
     def state(self) -> dict[str, Tensor]:
-        kept = self._kept if self._kept is not None else self._crew.ask_all("state")
-        tensors = joined_state(self._order.held, [unpack(state) for state in kept])
-        tensors["rounds"] = torch.tensor([self._round])
-        tensors["ledger"] = torch.tensor([sum(column) for column in zip(*self._counts, strict=True)])
+        kept = self._current()
+        tensors = joined_state(self._order.held, [unpack(state) for state in kept.states])
+        tensors["rounds"] = torch.tensor([kept.round])
+        tensors["ledger"] = torch.tensor([sum(column) for column in zip(*kept.counts, strict=True)])
         tensors["recipe"] = bytes_tensor(self.recipe.fingerprint().encode())
         return tensors
 
     def restore(self, saved: Checkpoint) -> None:
         held = self._order.held
-        self._kept = [pack(share_of_state(saved.tensors, held, number)) for number in range(len(held))]
-        self._round = saved.rounds
+        states = [pack(share_of_state(saved.tensors, held, number)) for number in range(len(held))]
         # A shard's ledger starts with what it is given: the first one's with that of the run.
-        self._counts = [(int(saved.tensors["ledger"][0]), int(saved.tensors["ledger"][1])), *self._counts[1:]]
+        messages, size = saved.tensors["ledger"].tolist()
+        self._kept = Kept(saved.rounds, states, [(messages, size), *[(0, 0)] * (len(held) - 1)])
+        self._round = saved.rounds
         if self._attempts:  # they have played
             self._begin(Lost([]))
         else:
@@ -114,33 +130,67 @@ class Shards:
     def close(self) -> None:
         self._crew.close()
 
-    # What happens when shards are lost
+    # What is kept, and what happens when shards are lost
 
-    def _played(self, t: int) -> tuple[list[Played], list[Packed]]:
-        """A round, played as often as it takes."""
+    def _played(self, t: int) -> list[Played]:
+        """A round, played as often as it takes; and before it those that the shards have to play again."""
         in_vain = 0
         while True:
-            self._attempts += 1
             try:
-                answers = self._crew.play(t, self._attempts)
+                while True:
+                    played = self._play_next(keep=self._at == t and SHARE * (self._since + self._last) >= self._cost)
+                    if self._at > t:
+                        return played
             except Lost as lost:
                 in_vain = 0 if lost.numbers else in_vain + 1
-                if in_vain == TRIES:
-                    raise CannotGoOn(
-                        f"round {t + 1} was interrupted {TRIES} times, though no shard was lost; the run is saved up "
-                        "to there: resume it"
-                    ) from lost
-                self._replace(lost, t)
-            else:
-                return [told for told, _ in answers], [state for _, state in answers]
+                self._replace(lost, t, in_vain)
 
-    def _replace(self, lost: Lost, t: int) -> None:
-        who = ", ".join(map(str, lost.numbers))
-        _warn([f"shard {who} (counted from 0) was lost in round {t + 1}, which is played again"] if who else [])
+    def _play_next(self, keep: bool) -> list[Played]:
+        self._attempts += 1
+        answers = self._crew.play(self._at, self._attempts, keep)
+        played = [told for told, _ in answers]
+        if keep:
+            self._keep(self._at + 1, [state for _, state in answers], played)
+        self._at += 1
+        for one in played:
+            self._rows |= one.rows
+        return played
+
+    def _keep(self, round: int, states: Sequence[object], played: Sequence[Played]) -> None:
+        start = time.perf_counter()
+        counts = [(one.messages, one.bytes) for one in played]
+        self._kept = Kept(round, self._crew.fetch(states), counts)
+        self._since = 0.0
+        self._cost = time.perf_counter() - start + max(one.seconds["state"] for one in played)
+
+    def _current(self) -> Kept:
+        """What is kept of the last round."""
+        in_vain = 0
+        while self._kept is None or self._kept.round != self._round:
+            try:
+                while self._at < self._round:
+                    self._play_next(keep=False)
+                told = self._crew.ask_all("state")
+                self._kept = Kept(self._round, [state.copy() for state, _ in told], [counts for _, counts in told])
+                self._since = 0.0
+            except Lost as lost:
+                in_vain = 0 if lost.numbers else in_vain + 1
+                self._replace(lost, self._round - 1, in_vain)
+        return self._kept
+
+    def _replace(self, lost: Lost, t: int, in_vain: int) -> None:
+        """Replace shards that were lost in round t. The round is not over."""
+        first = self._kept.round if self._kept is not None else 0
+        again = "it is played again" if first == t else f"rounds {first + 1} to {t + 1} are played again"
+        if lost.numbers:
+            _warn([f"shard {', '.join(map(str, lost.numbers))} (counted from 0) was lost in round {t + 1}: {again}"])
         try:
+            if in_vain == TRIES:
+                raise CannotGoOn(f"round {t + 1} was interrupted {TRIES} times, though no shard was lost")
             self._begin(lost)
         except CannotGoOn as error:
-            raise CannotGoOn(f"{error}; the run is saved up to round {t}: resume it when there is room") from error
+            self._round = first
+            raise CannotGoOn(f"{error}; the run is saved up to round {first}: resume it when there is room") from error
 
     def _or_begin(self, work: Callable[[], None]) -> None:
         """Do something with shards that are built, or build them as if it had been done."""
@@ -170,9 +220,10 @@ class Shards:
         crew.meet()
 
     def _restore(self) -> None:
-        self._rows = {}
+        self._rows, self._at = {}, 0
         if (kept := self._kept) is not None:
-            self._crew.ask_all("restore", lambda number: [self._round, kept[number]])
+            self._crew.ask_all("restore", lambda number: [kept.round, kept.states[number]])
+            self._at = kept.round
 
     def _warm_up(self) -> None:
         if self._warm:

@@ -100,9 +100,13 @@ def prepare(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone]
         needs = needs_of(recipe, connection.ray.cluster_resources())
         shards = shards_of(recipe, needs, connection.ray.nodes())
         crew = Crew(connection, shards, needs, recipe.engine.ray.wait)
-        machines = crew.reserve()
     except BaseException:
         connection.close()
+        raise
+    try:
+        machines = crew.reserve()
+    except BaseException:
+        crew.close()
         raise
     engine = recipe.engine.at_home.model_copy(update={"workers": recipe.engine.workers or 1})
     return Ready(recipe.model_copy(update={"engine": engine}), given, backbones or {}, crew, machines, work)

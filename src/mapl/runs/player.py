@@ -28,7 +28,7 @@ Rows = Mapping[int, Peers] | Mapping[int, Row]
 
 
 class CannotGoOn(MaplError):
-    """A player lacks what it needs to play the next round. What was played is not lost: it has the state after it."""
+    """A player lacks what it needs to play the next round. It has the state after the rounds that it counts."""
 
     status = 1
 

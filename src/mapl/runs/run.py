@@ -273,10 +273,8 @@ class _Loop:
                 try:
                     line, seconds = player.play(t, clock)
                 except CannotGoOn:
-                    if t > first:
-                        with _writing(folder, player):
-                            checkpoints.save(t, bound(player.state(), history.before))
-                            checkpoints.wait()
+                    if player.round > first:
+                        _save_what_is_left(player, folder, checkpoints)
                     raise
                 last = t + 1 == recipe.rounds or player.budget_is_spent
                 stopping = not last and (self.stop() or interrupted())
@@ -309,6 +307,14 @@ def _said_of_an_interrupt(record: Record) -> str:
         return f"the run was in its last round; it is finished, in {str(record.folder)!r}"
     way = f"mapl.resume({str(record.folder)!r})" if record.whole else "resume this part"
     return f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, and saved; to go on: {way}"
+
+
+def _save_what_is_left(player: Player, folder: Path, checkpoints: checkpoint.Writer) -> None:
+    """Save the last round that a player still has the state of."""
+    with _writing(folder, player):
+        before = chain.read_history(folder / HISTORY).before(player.round)
+        checkpoints.save(player.round, bound(player.state(), before))
+        checkpoints.wait()
 
 
 @contextmanager
