@@ -19,8 +19,9 @@ from torch import Tensor, nn
 import mapl
 from conftest import deliver, inboxes_of, parameters, play, row_of, small
 from mapl import Client, MaplError, Recipe
-from mapl.kinship import DECAY, circle_weights, drifted
+from mapl.kinship import circle_weights, direction, kept, update_of
 from mapl.losses import distillation
+from mapl.methods._courier import head_of
 from mapl.methods._mixing import copy_networks, flatten, load_flat, shared_tensors
 from mapl.model import find_backbone
 from mapl.runs.exchange import look_around
@@ -94,28 +95,68 @@ def test_the_loss_by_hand() -> None:
 # Kin
 
 
-def test_a_drift_by_hand() -> None:
-    before, after = torch.zeros(2, 2), torch.tensor([[4.0, 1.0], [0.0, 1.0]])
-    # Less the mean over classes (2, 1): rows (2, 0) and (−2, 0), of length √8.
-    expected = DECAY * torch.ones(2, 2) + torch.tensor([[2.0, 0.0], [-2.0, 0.0]]) / math.sqrt(8)
-    torch.testing.assert_close(drifted(torch.ones(2, 2), before, after), expected)
-    torch.testing.assert_close(drifted(torch.ones(2, 2), after, after), DECAY * torch.ones(2, 2))
+def test_an_update_by_hand() -> None:
+    before, after = torch.ones(2, 2), torch.tensor([[5.0, 2.0], [1.0, 2.0]])
+    # Less the mean over classes (2, 1).
+    torch.testing.assert_close(update_of(before, after), torch.tensor([[2.0, 0.0], [-2.0, 0.0]]))
 
 
-heads = st.lists(st.lists(st.floats(-3, 3), min_size=4, max_size=4), min_size=3, max_size=3)
+numbers = st.lists(st.lists(st.floats(-3, 3), min_size=4, max_size=4), min_size=3, max_size=3)
 
 
-@given(heads, heads, st.lists(st.floats(-3, 3), min_size=4, max_size=4), st.floats(0.1, 10))
-def test_a_drift_ignores_what_changes_no_answer(before: Any, after: Any, common: Any, scale: float) -> None:
-    """Neither a vector added to every class nor the length of the step matters."""
+@given(numbers, numbers, st.lists(st.floats(-3, 3), min_size=4, max_size=4))
+def test_an_update_ignores_what_changes_no_answer(before: Any, after: Any, common: Any) -> None:
     start, end = torch.tensor(before, dtype=torch.float64), torch.tensor(after, dtype=torch.float64)
-    step = end - start
-    if float((step - step.mean(0)).norm()) < 1e-3:
+    shifted = update_of(start, end + torch.tensor(common, dtype=torch.float64))
+    torch.testing.assert_close(shifted, update_of(start, end), atol=1e-9, rtol=0)
+
+
+@given(numbers, numbers, st.floats(0.1, 10))
+def test_how_much_a_mix_keeps(update: Any, moved: Any, scale: float) -> None:
+    u, m = torch.tensor(update, dtype=torch.float64), torch.tensor(moved, dtype=torch.float64)
+    if float(u.norm()) < 1e-3:
         return
-    nothing = torch.zeros_like(start)
-    moved = start + scale * step + torch.tensor(common, dtype=torch.float64)
-    torch.testing.assert_close(drifted(nothing, start, moved), drifted(nothing, start, end), atol=1e-6, rtol=1e-6)
-    assert float(drifted(nothing, start, end).norm()) == pytest.approx(1)
+    share = np.vdot(u.numpy(), m.numpy()) / np.vdot(u.numpy(), u.numpy())
+    assert float(kept(u, m)) == pytest.approx(min(1, max(0, share)) ** 2)
+    assert float(kept(scale * u, scale * m)) == pytest.approx(float(kept(u, m)))
+    assert float(kept(u, u)) == pytest.approx(1)  # alone, or among clients that learned the same
+    assert float(kept(u, -u)) == 0
+    assert float(kept(torch.zeros_like(u), m)) == 0
+
+
+def test_of_updates_that_have_nothing_in_common_a_mix_keeps_little() -> None:
+    updates = torch.eye(12, dtype=torch.float64).view(12, 3, 4)
+    assert float(kept(updates[0], updates.mean(0))) == pytest.approx(1 / 144)
+
+
+@given(numbers)
+def test_a_direction_has_no_length(drift: Any) -> None:
+    x = torch.tensor(drift, dtype=torch.float64)
+    assert torch.equal(direction(0 * x), torch.zeros_like(x))
+    if float(x.norm()) > 1e-3:
+        assert float(direction(x).square().mean()) == pytest.approx(1)
+        assert float((direction(x) * x).sum()) == pytest.approx(float(x.norm()) * math.sqrt(12))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_kin_stay_kin_when_they_have_converged(every: int) -> None:
+    """Their data differ a little, so training goes on to pull their heads apart, and the mix undoes that each time."""
+    part = build_part(recipe(clients=6, method={"every": every}, network={"topology": {"name": "full"}}))
+    draw = torch.Generator().manual_seed(0)
+    heads = [client.model.own[COURIER].head for client in part.clients]
+    shape = head_of(part.clients[0].model.own[COURIER]).shape
+    cluster, own = torch.randn(shape, generator=draw), 0.5 * torch.randn(6, *shape, generator=draw)
+    for round in range(150):
+        for client, head in zip(part.clients, heads, strict=True):
+            assert isinstance(head, nn.Linear)
+            target = (-1) ** client.id * cluster + own[client.id]
+            with torch.no_grad():
+                head.weight.lerp_(target[:, :-1], 0.1)
+                head.bias.lerp_(target[:, -1], 0.1)
+        part.method.absorb_all(round, inboxes_of(part, round))
+    for client in part.clients:
+        same = [other % 2 == client.id % 2 for other in range(6)]
+        assert row_of(client, 6).tolist() == pytest.approx([x / 3 for x in same])
 
 
 circles = st.lists(st.lists(st.floats(-1, 1), max_size=6), min_size=1, max_size=5)
@@ -140,6 +181,7 @@ def trained_apart(clients: int = 4) -> Part:
             for parameter in own[COURIER].parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(client.id)))
         load_flat(flatten(own[COURIER]), own[TEACHER])
+        client.state["start"].copy_(head_of(own[COURIER]))
         head = own[COURIER].head
         assert isinstance(head, nn.Linear)
         with torch.no_grad():

@@ -1,30 +1,39 @@
-"""How well drifts tell kin from others on digits, with and without the mean over classes taken out.
+"""How well drifts tell kin from others on digits, and what two parts of the rule are for.
 
     python results/courier/kinship.py > results/courier/kinship.md
 
 For every setting, the smallest cosine of two clients of one cluster and the largest of two clients of different
-clusters, over two seeds, after 1, 5 and 45 rounds. Clients are kin where the cosine is above ½.
+clusters, over two seeds, after 1, 5, 45 and 300 rounds. Clients are kin where the cosine is above 0. Beside the rule,
+from the same updates: every round counts in full, whatever the mix kept of it; and the mean over classes is left in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from digits import COMMON, SETTINGS
 from torch import Tensor
 
-from mapl.kinship import DECAY
+from mapl.kinship import kept, update_of
 from mapl.methods._courier import COURIER, head_of
-from mapl.methods.courier import TEACHER
+from mapl.methods.courier import START
 from mapl.recipe import Recipe, Tree, merge
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
 
-AFTER = (1, 5, 45)
+AFTER = (1, 5, 45, 300)
 SEEDS = (0, 1)
 OVERLAPPING: Tree = {"scenario": 2, "clusters": 3, "sizes": [5, 3, 2]}
+
+
+class Heads(NamedTuple):
+    """The heads of all couriers in one round, (M, K, features + 1): before training, after it, and after mixing."""
+
+    before: Tensor
+    trained: Tensor
+    mixed: Tensor
 
 
 def main() -> None:
@@ -32,50 +41,69 @@ def main() -> None:
     settings = {name: tree for name, tree in SETTINGS.items() if tree.get("scheme") != "dirichlet"}
     settings["three overlapping clusters of 5, 3 and 2"] = OVERLAPPING
     print("Smallest cosine inside clusters / largest across, over two seeds, on digits.\n")
-    print("| setting | mean taken out: round 1 | 5 | 45 | left in: round 1 | 5 | 45 |\n|---|---|---|---|---|---|---|")
+    columns = [f"{rule}{t}" for rule in ("the rule: round ", "in full: ", "mean left in: ") for t in AFTER]
+    print(f"| setting | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for name, partition in settings.items():
         runs = [list(cosines(partition, seed)) for seed in SEEDS]
         cells = [
-            f"{min(run[kind][t - 1][0] for run in runs):.2f} / {max(run[kind][t - 1][1] for run in runs):.2f}"
-            for kind in (0, 1)
+            f"{min(run[rule][t - 1][0] for run in runs):.2f} / {max(run[rule][t - 1][1] for run in runs):.2f}"
+            for rule in range(3)
             for t in AFTER
         ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def cosines(partition: Tree, seed: int) -> Iterator[list[tuple[float, float]]]:
-    """By round, the extreme cosines: with the mean over classes taken out, and with it left in."""
+    """By rule and round, the extreme cosines."""
     part = build_part(Recipe.of(**merge(COMMON, {"method": "courier", "partition": partition, "seed": seed})))
-    updates = watched(part)
+    heads = watched(part)
     for round in range(AFTER[-1]):
         play_round(part, round)
     clusters = torch.tensor([client.cluster for client in part.clients])
-    for centred in (True, False):
-        yield [extremes(drift, clusters) for drift in drifts(torch.stack(updates), centred)]
+    for rule in (the_rule, in_full, mean_left_in):
+        yield [extremes(drift.flatten(1), clusters) for drift in rule(heads)]
 
 
-def watched(part: Part) -> list[Tensor]:
-    """A list that every round's exchange adds to: what training did to each client's head, (M, K, features + 1)."""
-    updates: list[Tensor] = []
+def watched(part: Part) -> list[Heads]:
+    """A list that every round's exchange adds to."""
+    heads: list[Heads] = []
     absorb_all = part.method.absorb_all
 
     def watch(round: int, pairs: Any) -> None:
         pairs = list(pairs)
-        own = [client.model.own for client, _ in pairs]
-        updates.append(torch.stack([head_of(nets[COURIER]) - head_of(nets[TEACHER]) for nets in own]).double())
+        before = torch.stack([client.state[START] for client, _ in pairs])
+        trained = torch.stack([head_of(client.model.own[COURIER]) for client, _ in pairs])
         absorb_all(round, pairs)
+        mixed = torch.stack([head_of(client.model.own[COURIER]) for client, _ in pairs])
+        heads.append(Heads(before.double(), trained.double(), mixed.double()))
 
     part.method.absorb_all = watch  # type: ignore[method-assign]
-    return updates
+    return heads
 
 
-def drifts(updates: Tensor, centred: bool) -> Iterator[Tensor]:
-    """Of every round, from updates (T, M, K, D): (M, K · D)."""
-    if centred:
-        updates = updates - updates.mean(dim=2, keepdim=True)
-    total = torch.zeros_like(updates[0].flatten(1))
-    for update in updates:
-        total = DECAY * total + torch.nn.functional.normalize(update.flatten(1), dim=1)
+def the_rule(heads: Sequence[Heads]) -> Iterator[Tensor]:
+    """The drift of every client, round by round: (M, K, features + 1)."""
+    total, share = torch.zeros_like(heads[0].before), torch.ones(len(heads[0].before), 1, 1, dtype=torch.float64)
+    for before, trained, mixed in heads:
+        updates = torch.stack([update_of(*pair) for pair in zip(before, trained, strict=True)])
+        total = total + share * updates
+        yield total
+        moved = (update_of(*pair) for pair in zip(before, mixed, strict=True))
+        share = torch.stack([kept(u, m) for u, m in zip(updates, moved, strict=True)]).view(-1, 1, 1)
+
+
+def in_full(heads: Sequence[Heads]) -> Iterator[Tensor]:
+    total = torch.zeros_like(heads[0].before)
+    for before, trained, _ in heads:
+        update = trained - before
+        total = total + update - update.mean(dim=1, keepdim=True)
+        yield total
+
+
+def mean_left_in(heads: Sequence[Heads]) -> Iterator[Tensor]:
+    total = torch.zeros_like(heads[0].before)
+    for before, trained, _ in heads:
+        total = total + trained - before
         yield total
 
 

@@ -2,9 +2,14 @@
 
 Training moves a classifier's head by the classes that a client has and by what they look like, whomever it averaged
 with before. So two clients with data alike move their heads alike. This needs no images and no labels of anybody else.
+
+A client sums its updates: drift ← drift + kept · update. A round counts by how much of the update before it was `kept`
+by the mix. So the drift stays what it was when the client and its kin have converged, and nothing is forgotten.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,30 +19,38 @@ from mapl.losses import norm_or_one
 KIN = 0.0
 """The cosine above which clients are kin: their updates agree more than they disagree.
 
-What changes no answer is taken out of an update (`drifted`), so clients without a class in common disagree: one raises
-the scores of its classes, and lowers those of the other's. Clients that share some of their classes are in between.
+What changes no answer is taken out of an update (`update_of`), so clients without a class in common disagree: one
+raises the scores of its classes, and lowers those of the other's. Clients that share some of them are in between.
 """
 
 
-DECAY = 0.98
-"""How much of the earlier updates a client keeps, per round: a change of its data shows after some fifty rounds."""
+def update_of(before: Tensor, after: Tensor) -> Tensor:
+    """What happened to a head, less its mean over classes: (K, D).
 
-
-def drifted(drift: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """The direction in which training moves a head, over rounds: DECAY · drift + u / ‖u‖.
-
-    u = after − before, less its mean over classes. That mean is the same vector for every class, so it changes no
-    answer, and it is much the same for all clients. Every round counts the same, however far it moved the head. A head
-    that did not move adds nothing.
-
-    Args:
-        drift: (K, D), the sum so far.
-        before: (K, D), the head at the start of a round's local training.
-        after: (K, D), the head at its end.
+    That mean is the same vector for every class, so it changes no answer, and it is much the same for all clients.
     """
     update = after - before
-    update = update - update.mean(dim=0)
-    return DECAY * drift + update / norm_or_one(update.flatten())
+    return update - update.mean(dim=0)
+
+
+def kept(update: Tensor, moved: Tensor) -> Tensor:
+    """How much of a client's update the mix with its kin kept: (⟨u, m⟩ / ‖u‖²)², at least 0 and at most 1.
+
+    Near 1 while kin learn the same. Once they have learned it, the mixed head stays where it is, so their updates add
+    up to 0: what is left of them is only how the data of each differ from those of its kin. A mix of n such updates
+    keeps 1/n² of each.
+
+    Args:
+        update: u (K, D), what the client's own training did to the head (`update_of`).
+        moved: m (K, D), what the training and the mix that followed did to it together.
+    """
+    share: Tensor = (update * moved).sum() / update.square().sum().clamp_min(torch.finfo(update.dtype).tiny)
+    return share.clamp(0, 1).square()
+
+
+def direction(drift: Tensor) -> Tensor:
+    """A drift (K, D) at a length that does not tell its age: the root mean square of its numbers is 1, or all are 0."""
+    return drift * (math.sqrt(drift.numel()) / norm_or_one(drift.flatten()))
 
 
 def circle_weights(cosines: Tensor, sizes: Tensor) -> Tensor:

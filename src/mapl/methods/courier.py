@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mapl.client import Client, Peers, Server
 from mapl.clock import part
-from mapl.kinship import circle_weights, drifted
+from mapl.kinship import circle_weights, direction, kept, update_of
 from mapl.losses import cross_entropy, distillation
 from mapl.methods._circles import Circles, Pair, groups
 from mapl.methods._contrast import ContrastSettings, contrast
@@ -28,6 +28,10 @@ __all__ = ["Courier"]
 
 TEACHER = "teacher"
 DRIFT = "drift"
+START = "start"
+"""The courier's head as it was after the last letters."""
+KEPT = "kept"
+"""How much of the last update the mix kept."""
 MIXED = "mixed"
 """How many couriers, its own included, the client's courier is the mean of."""
 MISFITS = "misfits"
@@ -68,8 +72,8 @@ class Courier(WithCourier[CourierSettings]):
     Letter: the courier's parameters and normalisation statistics as one vector `courier`; the direction in which
     training moves its head, `drift` (K, features + 1).
 
-    Between rounds a client keeps its own drift, and in `client.peers` whom it has met: kin have equal weights, others
-    weight 0. Others are asked again after 1, 2, 4, 8, … letters, strangers at once.
+    Between rounds a client keeps its own drift with what it needs to go on with it, and in `client.peers` whom it has
+    met: kin have equal weights, others weight 0. Others are asked again after 1, 2, 4, 8, … letters, strangers at once.
     """
 
     name = "courier"
@@ -100,6 +104,8 @@ class Courier(WithCourier[CourierSettings]):
     def prepare(self, client: Client) -> None:
         head = head_of(client.model.own[COURIER])
         client.state[DRIFT] = torch.zeros_like(head)
+        client.state[START] = head
+        client.state[KEPT] = head.new_ones(1)
         # On the CPU, where they are read.
         client.state[MISFITS] = torch.zeros(1, dtype=torch.int64)
         client.state[MIXED] = torch.ones(1, dtype=torch.int64)
@@ -160,7 +166,7 @@ class Courier(WithCourier[CourierSettings]):
     def letter(self, client: Client, round: int) -> Letter | None:
         if not self.writes(round):
             return None
-        tensors = {COURIER: courier_of(client), DRIFT: self.drift(client)}
+        tensors = {COURIER: courier_of(client), DRIFT: direction(self.drift(client))}
         return client.letter(round, tensors, self.architecture(client))
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
@@ -174,10 +180,13 @@ class Courier(WithCourier[CourierSettings]):
             self._architectures[client.id] = architecture(client.model.own[COURIER])
         return self._architectures[client.id]
 
+    def update(self, client: Client) -> Tensor:
+        """What happened to the courier's head since the last letters: (K, features + 1)."""
+        return update_of(client.state[START], head_of(client.model.own[COURIER]))
+
     def drift(self, client: Client) -> Tensor:
-        """The client's drift with this round's training: (K, features + 1)."""
-        own = client.model.own  # the teacher is the courier as it was before this round's training
-        return drifted(client.state[DRIFT], head_of(own[TEACHER]), head_of(own[COURIER]))
+        """The client's drift with the training since the last letters: (K, features + 1)."""
+        return client.state[DRIFT] + client.state[KEPT] * self.update(client)
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """Find out who is kin, then average the couriers of kin and its own."""
@@ -186,20 +195,27 @@ class Courier(WithCourier[CourierSettings]):
     def absorb_all(self, round: int, pairs: Iterable[Pair]) -> None:
         """`absorb` for many clients. The arithmetic of each is the same however many there are."""
         pairs = list(pairs)
+        if self.writes(round):
+            self.mix_with_kin(pairs)
+        copy_networks([(client.model.own[COURIER], client.model.own[TEACHER]) for client, _ in pairs])
+
+    def mix_with_kin(self, pairs: Sequence[Pair]) -> None:
+        updates = [self.update(client) for client, _ in pairs]
         for client, _ in pairs:
             client.state[DRIFT].copy_(self.drift(client))
-            if self.writes(round):
-                client.state[MIXED].fill_(1)
+            client.state[MIXED].fill_(1)
         for group in groups((client, self.fitting(client, inbox)) for client, inbox in pairs):
             circles = Circles(group)
             with part("graph"):
-                cosines = circles.cosines(DRIFT, lambda client: client.state[DRIFT], "paper")
+                cosines = circles.cosines(DRIFT, lambda client: direction(client.state[DRIFT]), "paper")
                 weights = circle_weights(torch.from_numpy(cosines), torch.from_numpy(circles.sizes)).numpy()
             self.mix(circles, weights)
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
                 client.state[MIXED].fill_(int((weights[start:end] > 0).sum()))
-        copy_networks([(client.model.own[COURIER], client.model.own[TEACHER]) for client, _ in pairs])
+        for (client, _), update in zip(pairs, updates, strict=True):
+            client.state[KEPT].copy_(kept(update, self.update(client)))
+            client.state[START].copy_(head_of(client.model.own[COURIER]))
 
     def fitting(self, client: Client, inbox: Inbox) -> Inbox:
         """The letters whose couriers have the shape of the client's own. Others are counted, and said once."""
