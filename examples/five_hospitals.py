@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer
@@ -17,7 +18,7 @@ from sklearn.datasets import load_breast_cancer
 import mapl
 
 SIZES = {"Aarau": 12, "Basel": 16, "Bern": 20, "Chur": 24, "Zug": 12}
-ARMS = {
+ARMS: dict[str, dict[str, Any]] = {
     "alone": {"method": "local"},
     "courier without letters": {"method": "courier", "network": {"topology": {"name": "none"}}},
     "courier with letters": {"method": "courier"},
@@ -31,7 +32,7 @@ def hospitals(seed: int) -> dict[str, object]:
     diagnoses = cancer.target_names[cancer.target]
     order = np.random.default_rng(seed).permutation(len(diagnoses))
     tests, rest = order[:200], order[200:]
-    sites = {}
+    sites: dict[str, object] = {}
     for name, size in SIZES.items():
         able = rest[diagnoses[rest] == "benign"] if name == "Zug" else rest
         patients, rest = able[:size], np.setdiff1d(rest, able[:size], assume_unique=True)
