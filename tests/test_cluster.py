@@ -29,6 +29,7 @@ from mapl.cluster.post import Interrupted, Request, ShardPost
 from mapl.cluster.shard import Answers, Failed, Lost, Order, Shard
 from mapl.cluster.shards import Shards
 from mapl.cluster.start import needs_of, shards_of
+from mapl.engine.settings import RaySettings
 from mapl.network import MemoryPost
 from mapl.runs import checkpoint
 from mapl.runs.part import build_part, load_data
@@ -417,3 +418,13 @@ def test_options_of_a_cluster_need_one(options: list[str], tmp_path: Path) -> No
         assert f"{options[0]} is for runs on a cluster; give --engine ray, too" in said.exception.shell
     said = CliRunner().invoke(app, ["run", "--seeds", "2", "--engine", "ray"])
     assert "are for one run" in str(said.exception)
+
+
+def test_code_that_only_a_folder_names_is_not_sent_to_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = mapl.run(small("test_transports:Noisy", rounds=2), tmp_path / "run", stop=stop_after(1)).folder
+    monkeypatch.setattr("mapl.plugins._named", set())
+    monkeypatch.setattr("mapl.cluster.start.Connection", lambda *_: pytest.fail("it was sent"))
+    with pytest.raises(MaplError, match="'test_transports:Noisy' is code that only a file names"):
+        mapl.resume(folder, ray=RaySettings())

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +29,19 @@ from mapl.runs import checkpoint
 from mapl.runs.part import load_data
 from mapl.runs.player import CannotGoOn
 
-ray = pytest.importorskip("ray")
+if find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
 pytestmark = pytest.mark.slow
+
+
+class _Ray:
+    """Ray, imported when it is first used: it takes a second, also in the processes that run no test of these."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("ray"), name)
+
+
+ray: Any = _Ray()
 
 NODE = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
@@ -38,9 +51,8 @@ QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "h
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes, with one core and with two."""
-    from ray.cluster_utils import Cluster
-
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    Cluster = import_module("ray.cluster_utils").Cluster
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": QUICK, **NODE})
     made.second = made.add_node(num_cpus=2, object_store_memory=NODE["object_store_memory"])
@@ -74,8 +86,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("shards", [2, 3])
-def test_the_folder_is_that_of_one_process(shards: int, cluster: Any, tmp_path: Path) -> None:
-    """The processes of the shards serve one run after another: most of the time is spent starting them."""
+def test_the_folder_is_that_of_one_process(
+    shards: int, cluster: Any, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a process is killed. They serve one run after another: most of the time is spent starting them."""
     from mapl.cluster.connection import Connection
     from mapl.cluster.crew import Crew
 
@@ -90,6 +104,9 @@ def test_the_folder_is_that_of_one_process(shards: int, cluster: Any, tmp_path: 
             assert written(record.folder) == written(one.folder), name
             assert (record.folder / "recipe.toml").read_bytes() == (one.folder / "recipe.toml").read_bytes()
         assert {process.node for process in crew.processes.values()} == {node["NodeID"] for node in ray.nodes()}
+        if shards == 2:
+            check_a_kill(crew, whole, tmp_path / "killed", monkeypatch)
+            check_an_error(crew, tmp_path / "error")
     finally:
         close()
 
@@ -99,6 +116,29 @@ def in_crew(crew: Any, made: Recipe) -> Shards:
     ready = start.Ready(made, data, {}, crew, [], start.work_of(made, data))
     held = ready.divided(None)
     return Shards(crew, made, Order(0, held, made, {}), ready.shares(held))
+
+
+def check_a_kill(crew: Any, whole: dict[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process is replaced, and the round is played again."""
+    with monkeypatch.context() as patch:
+        seen = in_the_middle(patch, 2, lambda crew, number: os.kill(crew.processes[number].pid, signal.SIGKILL))
+        with pytest.warns(UserWarning, match=r"shard 1 \(counted from 0\) was lost in round 3: .* played again"):
+            record = mapl.run(digits("courier"), folder, make=lambda made, *_: in_crew(crew, made))
+    assert written(record.folder) == whole
+    assert crew.processes[0].pid == seen.before[0].pid
+    assert crew.processes[1].pid != seen.before[1].pid
+
+
+def check_an_error(crew: Any, folder: Path) -> None:
+    """What is wrong in a shard is one sentence here."""
+    made = digits("courier", model={"backbones": ["mlp"]}, train={"learning_rate": 1e30}, clients=4)
+    with (
+        pytest.warns(UserWarning, match="a letter is left out"),  # said in a shard
+        pytest.raises(MaplError, match="learning_rate") as error,
+    ):
+        mapl.run(made, folder, make=lambda made, *_: in_crew(crew, made))
+    assert type(error.value).__name__ == "NotFinite"
+    assert "\n" not in str(error.value)
 
 
 # Losses
@@ -123,18 +163,6 @@ def in_the_middle(
 
     monkeypatch.setattr(Crew, "play", play)
     return seen
-
-
-def test_a_killed_process_is_replaced_and_the_round_played_again(
-    cluster: Any, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = in_the_middle(monkeypatch, 2, lambda crew, number: os.kill(crew.processes[number].pid, signal.SIGKILL))
-    with pytest.warns(UserWarning, match=r"shard 1 \(counted from 0\) was lost in round 3: it is played again"):
-        record = mapl.run(on_ray(digits("courier")), tmp_path / "run")
-    assert written(record.folder) == whole
-    pids = [process.pid for process in seen.crew.processes.values()]
-    assert pids[0] == seen.before[0].pid
-    assert pids[1] != seen.before[1].pid
 
 
 def node_of(cluster: Any, crew: Any, number: int) -> Any:
@@ -215,9 +243,7 @@ def test_a_stopped_or_killed_command_is_resumed(how: int, cluster: Any, tmp_path
     if how == signal.SIGINT:
         assert f"stopped after round {played} of 500" in out
         assert f"mapl resume {folder} --engine ray" in out
-        record = mapl.resume(folder, stop=stop_after(1))
-    else:
-        record = mapl.resume(folder, ray=RaySettings(shards=2), stop=stop_after(1))
+    record = mapl.resume(folder, stop=stop_after(1))  # in one process
     assert written(record.folder) == written(
         mapl.run(made, tmp_path / "one", stop=stop_after(len(record.rounds))).folder
     )
@@ -257,14 +283,6 @@ def test_no_room_is_said_and_nothing_is_written(cluster: Any, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_wrong_in_a_shard_is_one_sentence(cluster: Any, tmp_path: Path) -> None:
-    made = digits("courier", model={"backbones": ["mlp"]}, train={"learning_rate": 1e30}, clients=4)
-    with pytest.raises(MaplError, match="learning_rate") as error:
-        mapl.run(on_ray(made), tmp_path / "run")
-    assert type(error.value).__name__ == "NotFinite"
-    assert "\n" not in str(error.value)
-
-
 def test_no_cluster_at_an_address_is_said(tmp_path: Path) -> None:
     process = mapl_command("run", *OPTIONS, "--out", str(tmp_path), cluster=SimpleNamespace(address="127.0.0.1:9"))
     _, err = process.communicate(timeout=120)
@@ -272,3 +290,16 @@ def test_no_cluster_at_an_address_is_said(tmp_path: Path) -> None:
     assert "no Ray cluster answers at '127.0.0.1:9'" in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cluster_of_ones_own_is_reachable_from_this_machine_only() -> None:
+    """Whoever reaches its ports can run code there. Ray binds all of them to the node's address."""
+    program = (
+        "from mapl.cluster.connection import Connection\n"
+        "from mapl.engine.settings import RaySettings\n"
+        "made = Connection(RaySettings(address='local'))\n"
+        "print(made.ray.nodes()[0]['NodeManagerAddress'])\n"
+        "made.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["127.0.0.1"]

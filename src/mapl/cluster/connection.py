@@ -17,6 +17,8 @@ from mapl.engine.settings import RaySettings
 from mapl.errors import MaplError
 
 LOCAL = "local"
+ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""In spite of its name, Ray heeds it on Linux, too."""
 
 
 def import_ray() -> Any:
@@ -51,7 +53,7 @@ class Connection:
             _check_answers(self.address)
         new = {"include_dashboard": False} if self.address == LOCAL else {}
         try:
-            with _own_signals():
+            with _own_signals(), _for_this_machine(self.address == LOCAL):
                 self.ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR, **new)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -87,6 +89,25 @@ def _own_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _for_this_machine(alone: bool) -> Iterator[None]:
+    """Let a new cluster be reachable from this machine only. Ray would listen to the whole network.
+
+    Whoever reaches its ports can run code. Ray does this by itself on macOS and Windows, by this switch.
+    """
+    constants: Any = import_module("ray._private.ray_constants")
+    before = os.environ.get(ALONE), constants.ENABLE_RAY_CLUSTER
+    if alone:
+        os.environ[ALONE], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        if alone:
+            constants.ENABLE_RAY_CLUSTER = before[1]
+            del os.environ[ALONE]
+            os.environ |= {ALONE: before[0]} if before[0] is not None else {}
 
 
 def _without_logs() -> None:
