@@ -204,7 +204,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_without_one_the_run_ends_and
             ) as error,
         ):
             mapl.run(on_ray(digits("courier")), folder)
-    assert time.monotonic() - begin < 90
+    assert time.monotonic() - begin < 300  # no hang
     assert "\n" not in str(error.value)
     assert only in lost
     assert checkpoint.newest(folder) == 2
@@ -234,9 +234,9 @@ def test_a_stopped_or_killed_command_is_resumed(how: int, cluster: Any, tmp_path
     made = digits("courier", rounds=500, checkpoint={"every": 1}, name="run", clients=6)
     mapl.runs.history.write_recipe(tmp_path, made)
     process = mapl_command("run", str(file), "--out", str(tmp_path), *OPTIONS, cluster=cluster)
-    until(lambda: folder.is_dir() and checkpoint.newest(folder) >= 2)
+    until(lambda: folder.is_dir() and checkpoint.newest(folder) >= 2, seconds=200)
     os.killpg(process.pid, how)  # a terminal sends Ctrl-C to every process of the group
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == (130 if how == signal.SIGINT else -9), err
     played = checkpoint.newest(folder)
     assert 2 <= played < 500
@@ -254,7 +254,7 @@ def test_a_plan_says_what_would_be_where_and_trains_nothing(cluster: Any, tmp_pa
         "run", "--clients", "8", "--method", "courier", "--rounds", "9", "--out", str(tmp_path), *OPTIONS, "--plan",
         "--json", cluster=cluster,
     )  # fmt: skip
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     plan = json.loads(out)
     assert [shard["clients"] for shard in plan["shards"]] != [8, 8]
@@ -285,7 +285,7 @@ def test_no_room_is_said_and_nothing_is_written(cluster: Any, tmp_path: Path) ->
 
 def test_no_cluster_at_an_address_is_said(tmp_path: Path) -> None:
     process = mapl_command("run", *OPTIONS, "--out", str(tmp_path), cluster=SimpleNamespace(address="127.0.0.1:9"))
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 2
     assert "no Ray cluster answers at '127.0.0.1:9'" in err
     assert "Traceback" not in err
@@ -301,5 +301,5 @@ def test_a_cluster_of_ones_own_is_reachable_from_this_machine_only() -> None:
         "print(made.ray.nodes()[0]['NodeManagerAddress'])\n"
         "made.close()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.split() == ["127.0.0.1"]
