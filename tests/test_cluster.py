@@ -25,6 +25,7 @@ from mapl.cli.app import app
 from mapl.cluster import connection, costs, start
 from mapl.cluster.balance import divide
 from mapl.cluster.packed import pack, pack_data, unpack, unpack_data
+from mapl.cluster.plan import asked_for, planned
 from mapl.cluster.post import Interrupted, Request, ShardPost
 from mapl.cluster.shard import Answers, Failed, Lost, Order, Shard
 from mapl.cluster.shards import Shards
@@ -369,6 +370,38 @@ def test_what_a_shard_needs_and_how_many_there_are() -> None:
         needs_of(made(gpus_per_shard=1.5), with_gpus)
     with pytest.raises(MaplError, match="got 7, but there are 6 clients"):
         shards_of(made(shards=7), {"CPU": 1.0}, nodes)
+
+
+def test_a_plan_is_the_arithmetic_of_what_was_measured() -> None:
+    made = small("courier", clients=6, rounds=30, model={"backbones": ["mlp"]}, network={"topology": {"name": "ring"}})
+    data = load_data(made)
+    crew = SimpleNamespace(shards=3, needs={"CPU": 1.0})
+    ready = start.Ready(made, data, {}, crew, ["a", "b", "c"], start.work_of(made, data))
+    rate = costs.Rate(train=0.1, test=0.0, state=1000, letter=200)
+    found = planned(ready, costs.Measured({"mlp": rate}, process=5000))
+    images = ready.work[0].images
+    assert [shard.clients for shard in found.shards] == [2, 2, 2]
+    assert found.seconds == pytest.approx(2 * 0.1 * images)
+    # Clients 0 and 3: their neighbours 1, 5, 2 and 4 are elsewhere. Four letters, as they come and stacked.
+    assert ready.divided(None)[0] == (0, 3)
+    assert (found.shards[0].letters, found.shards[0].memory) == (4 * 200, 5000 + 2 * 2000 + 2 * 4 * 200)
+    assert found.driver == 6000
+    text = "\n".join(found.lines())
+    assert "shard 2 on c: 2 clients (2 mlp)" in text
+    assert f"30 rounds: {30 * found.seconds / 60:.1f} minutes" in text
+    assert found.as_json()["shards"][1]["machine"] == "b"
+
+
+def test_whose_letters_a_shard_can_ask_for() -> None:
+    def asked(name: str, topology: str = "full", serves: bool = False) -> list[int]:
+        alike = {"model": {"backbones": ["mlp"]}} if name == "fedavg" else {}
+        made = small(name, clients=6, network={"topology": {"name": topology}}, **alike)
+        return asked_for(made, (1, 2), serves).tolist()
+
+    assert asked("courier") == asked("courier", "explore") == [0, 1, 2, 3, 4, 5]
+    assert asked("courier", "ring") == [0, 1, 2, 3]
+    assert asked("courier", "none") == asked("fedavg") == []
+    assert asked("fedavg", serves=True) == [0, 1, 2, 3, 4, 5]
 
 
 # What is said
