@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,6 +23,14 @@ from mapl.runs.notebook import Bar, in_notebook
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_notebook.ipynb"
 
 
+@pytest.fixture(autouse=True)
+def usual_handler() -> Iterator[None]:
+    """As a person starts Python. What a shell begins in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 # An interrupt
 
 
@@ -33,6 +41,7 @@ def interrupted(folder: Path, said: Path) -> None:
         if line.round == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         mapl.run(small("mapl", rounds=8), folder, observers=[press])
     except KeyboardInterrupt as stop:
@@ -52,7 +61,6 @@ def test_an_interrupt_saves_says_how_to_go_on_and_ends_with_the_same_bytes(tmp_p
 
 def test_the_second_interrupt_does_not_wait_and_the_usual_way_comes_back() -> None:
     usual = signal.getsignal(signal.SIGINT)
-    assert usual is signal.default_int_handler
     with interruptible() as came:
         assert not came()
         os.kill(os.getpid(), signal.SIGINT)
