@@ -37,8 +37,8 @@ def kept(update: Tensor, moved: Tensor) -> Tensor:
     """How much of a client's update the mix with its kin kept: (⟨u, m⟩ / ‖u‖²)², at least 0 and at most 1.
 
     Near 1 while kin learn the same. Once they have learned it, the mixed head stays where it is, so their updates add
-    up to 0: what is left of them is only how the data of each differ from those of its kin. A mix of n such updates
-    keeps 1/n² of each.
+    up to about 0: what is left of them is only how the data of each differ from those of its kin. A mix keeps 1/n² of
+    each of n unrelated updates, and nothing of updates that add up to 0.
 
     Args:
         update: u (K, D), what the client's own training did to the head (`update_of`).

@@ -142,7 +142,7 @@ class Shard:
                 homes[list(clients)] = number
             with torch_threads(recipe.train.threads):
                 part = build_part(recipe, _unpacked(data), order.backbones, holds=held, serves=order.number == 0)
-            self._post = ShardPost(order.number, homes, part.transport, part.engine.device, keep=self.keep)
+            self._post = ShardPost(order.number, homes, part.transport, part.home, keep=self.keep)
             part.transport = self._post
             self._part = part
             self._told.clear()

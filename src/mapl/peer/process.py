@@ -79,7 +79,7 @@ def _run(
     begun = (folder / RECIPE).exists()
     outbox = Outbox(settings.folder)
     post = PeerPost(
-        outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.engine.device, stop
+        outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.home, stop
     )
     part.transport = post
 

@@ -91,6 +91,11 @@ class Part:
         """Whether it holds every client of the network."""
         return len(self.clients) == self.recipe.clients
 
+    @property
+    def home(self) -> torch.device:
+        """Where its clients' models are between rounds, and so their letters: the host, if the GPU has no room."""
+        return next(self.clients[0].model.parameters()).device
+
     def taking_part(self, round: int) -> torch.Tensor | None:
         """The sorted ids of all clients of the network that take part in a round; None: everybody."""
         network, recipe = self.recipe.network, self.recipe
@@ -222,7 +227,7 @@ def build_part(
         method=method,
         engine=engine(method, recipe.train, augmenting, recipe.seed, recipe.engine, device),
         topology=Topology(recipe.network.topology, recipe.clients, recipe.seed),
-        transport=transport or _transport(recipe, device),
+        transport=transport or MemoryPost(),
         noise=find_noise(recipe.network.noise, recipe.seed, secret),
         compressor=find_compressor(recipe.network.compress, isinstance(method, Centralised) and method.personal),
         data=digests(data, held),
@@ -233,15 +238,13 @@ def build_part(
     if recipe.network.message_budget is not None and not part.whole:
         raise MaplError("network.message_budget counts the letters of all clients, but this process holds only some")
     part.engine.adopt(part.clients)
+    if transport is None and recipe.network.transport == "bytes":
+        part.transport = EncodedPost(part.home)
     for client in part.clients:
         method.prepare(client)
     part.topology.drawn(0)  # an impossible one fails now, not in the first round
     _check_letters(part)
     return part
-
-
-def _transport(recipe: Recipe, device: torch.device) -> Transport:
-    return MemoryPost() if recipe.network.transport == "memory" else EncodedPost(device)
 
 
 def _server(recipe: Recipe, shape: Shape, client: Client) -> Server:

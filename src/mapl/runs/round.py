@@ -30,7 +30,8 @@ def play_round(part: Part, t: int, clock: Clock | None = None) -> tuple[Round, d
     clock = clock or Clock()
     seconds = clock.new_round()
     taking = part.taking_part(t)
-    present = part.clients if taking is None else [c for c in part.clients if c.id in set(taking.tolist())]
+    there = None if taking is None else set(taking.tolist())
+    present = part.clients if there is None else [client for client in part.clients if client.id in there]
     with clock.part("train"), explained(part):
         losses = part.engine.train_all(present, t) if present else []
     look_around(part.method, part.clients, part.server, part.topology, t, part.reachable, taking)
