@@ -211,20 +211,58 @@ def test_if_keeping_takes_long_more_than_one_round_is_played_again(
     assert written(record.folder) == written(whole.folder)
 
 
-def test_a_round_that_is_always_interrupted_ends_the_run_and_keeps_what_was_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lost", "who"), [(-1, "no shard"), (1, r"shard 1 \(counted from 0\)")], ids=["interrupted", "lost"]
+)
+@pytest.mark.filterwarnings("ignore:shard 1")
+def test_a_round_that_never_succeeds_ends_the_run_and_keeps_what_was_played(
+    lost: int, who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recipe("courier", rounds=4, checkpoint={"every": 10})
     whole = mapl.run(made, tmp_path / "whole")
     for share, saved in ((1e9, 2), (0, 1)):
         monkeypatch.setattr(mapl.cluster.shards, "SHARE", share)
         again = [None] if saved == 1 else []  # the second round is played again before the third
-        crew, folder = Threads(3, [None, None, -1, *again, -1, *again, -1]), tmp_path / str(saved)
-        with pytest.raises(CannotGoOn, match=rf"round 3 was interrupted .* saved up to round {saved}: resume it"):
+        crew, folder = Threads(3, [None, None, lost, *again, lost, *again, lost]), tmp_path / str(saved)
+        said = f"round 3 was interrupted 3 times; the last time, {who} was lost; the run is saved up to round {saved}:"
+        with pytest.raises(CannotGoOn, match=said):
             mapl.run(made, folder, make=making(crew=crew))
         assert checkpoint.newest(folder) == saved
         record = mapl.resume(folder, make=making())
         assert written(record.folder) == written(whole.folder)
+
+
+@pytest.mark.filterwarnings("ignore:shard")
+def test_losses_end_a_run_only_if_there_is_no_new_round_between_them(tmp_path: Path) -> None:
+    crew = Threads(3, [0, 1, None, 2, 0, None, 1, 2])
+    assert mapl.run(recipe("local", rounds=3), tmp_path / "often", make=making(crew=crew)).finished
+    assert len(crew.started) == 7
+    folder = tmp_path / "always"
+    with pytest.raises(CannotGoOn, match="round 1 was interrupted 3 times; .* was lost; no round is saved: resume it"):
+        mapl.run(recipe("local", rounds=3), folder, make=making(crew=Threads(3, [0, 1, 2])))
+    assert mapl.resume(folder, make=making()).finished
+
+
+@pytest.mark.filterwarnings("ignore:shard 0")
+def test_a_shard_that_is_lost_while_a_checkpoint_is_collected_costs_no_round_that_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapl.cluster.shards, "SHARE", 0)  # only the first round is kept
+    made = recipe("courier", rounds=4, checkpoint={"every": 3})
+    crew, folder = Threads(3), tmp_path / "shards"
+    first = crew.ask_all
+
+    def ask_all(method: str, *arguments: Any) -> list[Any]:
+        if method == "state":
+            raise Lost([0])
+        return first(method, *arguments)
+
+    crew.ask_all = ask_all  # type: ignore[method-assign]
+    with pytest.raises(CannotGoOn, match=r"round 3 was interrupted 3 times; .* the run is saved up to round 1: resume"):
+        mapl.run(made, folder, make=making(crew=crew))
+    assert checkpoint.newest(folder) == 1
+    record = mapl.resume(folder, make=making())
+    assert written(record.folder) == written(mapl.run(made, tmp_path / "whole").folder)
 
 
 def test_no_room_for_another_shard_keeps_what_was_played(tmp_path: Path) -> None:

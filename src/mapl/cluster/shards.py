@@ -58,6 +58,10 @@ class Shards:
         self._round = 0
         self._at = 0
         """The round that the shards play next. After a loss it is an earlier one than the run's."""
+        self._furthest = 0
+        """The most rounds that the shards had played at any time."""
+        self._in_vain = 0
+        """How often shards were lost, or a round was interrupted, since there was progress."""
         self._kept: Kept | None = None
         self._rows: dict[int, Row] = {}
         self._attempts = 0
@@ -121,7 +125,7 @@ class Shards:
         # A shard's ledger starts with what it is given: the first one's with that of the run.
         messages, size = saved.tensors["ledger"].tolist()
         self._kept = Kept(saved.rounds, states, [(messages, size), *[(0, 0)] * (len(held) - 1)])
-        self._round = saved.rounds
+        self._round = self._furthest = saved.rounds
         if self._attempts:  # they have played
             self._begin(Lost([]))
         else:
@@ -134,7 +138,6 @@ class Shards:
 
     def _played(self, t: int) -> list[Played]:
         """A round, played as often as it takes; and before it those that the shards have to play again."""
-        in_vain = 0
         while True:
             try:
                 while True:
@@ -142,8 +145,7 @@ class Shards:
                     if self._at > t:
                         return played
             except Lost as lost:
-                in_vain = 0 if lost.numbers else in_vain + 1
-                self._replace(lost, t, in_vain)
+                self._replace(lost, t)
 
     def _play_next(self, keep: bool) -> list[Played]:
         self._attempts += 1
@@ -152,6 +154,8 @@ class Shards:
         if keep:
             self._keep(self._at + 1, [state for _, state in answers], played)
         self._at += 1
+        if self._at > self._furthest:  # to play a round again is no progress: the next one may be lost every time
+            self._furthest, self._in_vain = self._at, 0
         for one in played:
             self._rows |= one.rows
         return played
@@ -165,32 +169,32 @@ class Shards:
 
     def _current(self) -> Kept:
         """What is kept of the last round."""
-        in_vain = 0
         while self._kept is None or self._kept.round != self._round:
             try:
                 while self._at < self._round:
                     self._play_next(keep=False)
                 told = self._crew.ask_all("state")
                 self._kept = Kept(self._round, [state.copy() for state, _ in told], [counts for _, counts in told])
-                self._since = 0.0
+                self._since, self._in_vain = 0.0, 0
             except Lost as lost:
-                in_vain = 0 if lost.numbers else in_vain + 1
-                self._replace(lost, self._round - 1, in_vain)
+                self._replace(lost, self._round - 1)
         return self._kept
 
-    def _replace(self, lost: Lost, t: int, in_vain: int) -> None:
+    def _replace(self, lost: Lost, t: int) -> None:
         """Replace shards that were lost in round t. The round is not over."""
         first = self._kept.round if self._kept is not None else 0
-        again = "it is played again" if first == t else f"rounds {first + 1} to {t + 1} are played again"
-        if lost.numbers:
-            _warn([f"shard {', '.join(map(str, lost.numbers))} (counted from 0) was lost in round {t + 1}: {again}"])
+        who = f"shard {', '.join(map(str, lost.numbers))} (counted from 0)" if lost.numbers else "no shard"
+        self._in_vain += 1
         try:
-            if in_vain == TRIES:
-                raise CannotGoOn(f"round {t + 1} was interrupted {TRIES} times, though no shard was lost")
+            if self._in_vain == TRIES:
+                raise CannotGoOn(f"round {t + 1} was interrupted {TRIES} times; the last time, {who} was lost")
+            if lost.numbers:
+                again = "it is played again" if first == t else f"rounds {first + 1} to {t + 1} are played again"
+                _warn([f"{who} was lost in round {t + 1}: {again}"])
             self._begin(lost)
-        except CannotGoOn as error:
-            self._round = first
-            raise CannotGoOn(f"{error}; the run is saved up to round {first}: resume it when there is room") from error
+        except CannotGoOn:
+            self._round = first  # the loop saves what is kept
+            raise
 
     def _or_begin(self, work: Callable[[], None]) -> None:
         """Do something with shards that are built, or build them as if it had been done."""

@@ -75,7 +75,10 @@ class Player(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that is needed to go on after the last round, as named tensors (`mapl.runs.saving`)."""
+        """Everything that is needed to go on after the last round, as named tensors (`mapl.runs.saving`).
+
+        Raises `CannotGoOn`, as `play` does. Of the rounds that are counted then, it has the state.
+        """
         ...
 
     def restore(self, saved: Checkpoint) -> None:

@@ -270,15 +270,11 @@ class _Loop:
             for t in range(first, recipe.rounds):
                 if player.budget_is_spent:
                     break
-                try:
+                with _saving_what_is_left(player, folder, checkpoints, first):
                     line, seconds = player.play(t, clock)
-                except CannotGoOn:
-                    if player.round > first:
-                        _save_what_is_left(player, folder, checkpoints)
-                    raise
                 last = t + 1 == recipe.rounds or player.budget_is_spent
                 stopping = not last and (self.stop() or interrupted())
-                with _writing(folder, player):
+                with _saving_what_is_left(player, folder, checkpoints, first), _writing(folder, player):
                     history.append(line, graph_writer.append(player.rows()))
                     if last or stopping or (t + 1) % recipe.checkpoint.every == 0:
                         with clock.part("checkpoint"):
@@ -309,12 +305,22 @@ def _said_of_an_interrupt(record: Record) -> str:
     return f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, and saved; to go on: {way}"
 
 
-def _save_what_is_left(player: Player, folder: Path, checkpoints: checkpoint.Writer) -> None:
-    """Save the last round that a player still has the state of."""
-    with _writing(folder, player):
-        before = chain.read_history(folder / HISTORY).before(player.round)
-        checkpoints.save(player.round, bound(player.state(), before))
-        checkpoints.wait()
+@contextmanager
+def _saving_what_is_left(player: Player, folder: Path, checkpoints: checkpoint.Writer, first: int) -> Iterator[None]:
+    """If a player cannot go on, save the last round that it still has the state of, and say which one that is.
+
+    `first`: how many rounds had been played when this process began. Those are saved already.
+    """
+    try:
+        yield
+    except CannotGoOn as error:
+        if player.round > first:
+            with _writing(folder, player):
+                before = chain.read_history(folder / HISTORY).before(player.round)
+                checkpoints.save(player.round, bound(player.state(), before))
+                checkpoints.wait()
+        saved = f"the run is saved up to round {player.round}" if player.round else "no round is saved"
+        raise CannotGoOn(f"{error}; {saved}: resume it later") from error
 
 
 @contextmanager
