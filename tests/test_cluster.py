@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -238,7 +239,7 @@ def test_losses_end_a_run_only_if_there_is_no_new_round_between_them(tmp_path: P
     assert mapl.run(recipe("local", rounds=3), tmp_path / "often", make=making(crew=crew)).finished
     assert len(crew.started) == 7
     folder = tmp_path / "always"
-    with pytest.raises(CannotGoOn, match="round 1 was interrupted 3 times; .* was lost; no round is saved: resume it"):
+    with pytest.raises(CannotGoOn, match=r"round 1 was interrupted 3 times; .* was lost; no round is saved: resume it"):
         mapl.run(recipe("local", rounds=3), folder, make=making(crew=Threads(3, [0, 1, 2])))
     assert mapl.resume(folder, make=making()).finished
 
@@ -302,8 +303,68 @@ def test_what_is_wrong_in_a_shard_is_said_here(tmp_path: Path) -> None:
         with pytest.raises(MaplError, match="learning_rate") as error:
             mapl.run(made, tmp_path / folder, **more)
         assert type(error.value).__name__ == "NotFinite"
-    with pytest.raises(MaplError, match="needs one architecture"):
-        shards(recipe("fedavg", model={"backbones": ["mlp", "cnn"]}))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfedsim"])
+@pytest.mark.parametrize("division", [DIVISION, ((0, 2, 4), (1, 3, 5))], ids=["mixed", "one kind each"])
+def test_clients_of_different_architectures_are_refused_as_in_one_process(
+    name: str, division: tuple[tuple[int, ...], ...]
+) -> None:
+    made = recipe(name, model={"backbones": ["mlp", "cnn"]})
+    with pytest.raises(MaplError, match=r"client 0 has 'mlp' .*: 1 \(cnn\), 3 \(cnn\), 5 \(cnn\);") as whole:
+        build_part(made)
+    with pytest.raises(MaplError) as error:
+        shards(made, division)
+    assert str(error.value) == str(whole.value)
+    data = load_data(made)
+    ready = start.Ready(made, data, {}, Threads(2), ["a", "b"], start.work_of(made, data))
+    with pytest.raises(MaplError) as error:  # before there are shards
+        ready.measured()
+    assert str(error.value) == str(whole.value)
+
+
+class Connected:
+    """A connection to a cluster with nothing."""
+
+    def __init__(self, *_: Any) -> None:
+        self.ray = SimpleNamespace(cluster_resources=lambda: pytest.fail("the data were taken"))
+
+    def close(self) -> None:
+        """It opened nothing."""
+
+
+@pytest.mark.parametrize("what", ["another mean", "one too few", "one too many"])
+def test_data_sets_of_the_clients_are_checked_as_in_one_process(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "Connection", Connected)
+    made = recipe("courier", model={"backbones": ["mlp"]})
+    data = own_data(made)
+    if what == "another mean":
+        data[5] = replace(data[5], mean=tuple(value + 0.1 for value in data[5].mean))
+    elif what == "one too few":
+        del data[5]
+    else:
+        data[6] = data[5]
+    with pytest.raises(MaplError, match=r"^data: ") as whole:
+        build_part(made, data)
+    with pytest.raises(MaplError) as error:
+        start.prepare(made, data, None)
+    assert str(error.value) == str(whole.value)
+
+
+def test_a_process_that_dies_while_it_measures_is_an_error_in_words() -> None:
+    made, crew = small("courier", clients=2), Threads(1)
+    data = load_data(made)
+
+    def ask_all(*_: Any) -> list[Any]:
+        raise Lost([0], RuntimeError("The actor died unexpectedly\nThe worker ran out of memory"))
+
+    crew.ask_all = ask_all  # type: ignore[method-assign]
+    ready = start.Ready(made, data, {}, crew, ["a"], start.work_of(made, data))
+    with pytest.raises(
+        MaplError, match=r"the process that measured .* was lost: The worker ran out of memory"
+    ) as error:
+        ready.measured()
+    assert error.value.status == 1
 
 
 def test_nobody_waits_for_a_round_that_was_given_up() -> None:
@@ -377,6 +438,14 @@ def test_an_expensive_backbone_counts_for_more() -> None:
     assert divide(each, 3) == ((0, 1), (2, 3), (4, 5))  # one of each kind
 
 
+def test_letters_are_measured_though_the_last_round_has_none() -> None:
+    sizes = []
+    for every in (1, 5):
+        made = small("courier", clients=2, rounds=6, method={"every": every}, model={"backbones": ["mlp"]})
+        sizes.append(costs.measure(made, load_data(made), {}, (0,)).rates["mlp"].letter)
+    assert sizes[0] == sizes[1] > 0
+
+
 @pytest.mark.parametrize("batch", [4, 64])
 def test_the_images_of_a_round_are_those_that_are_trained_on(batch: int) -> None:
     made = small("courier", train={"batch": batch, "epochs": 2})
@@ -416,7 +485,7 @@ def test_a_plan_is_the_arithmetic_of_what_was_measured() -> None:
     crew = SimpleNamespace(shards=3, needs={"CPU": 1.0})
     ready = start.Ready(made, data, {}, crew, ["a", "b", "c"], start.work_of(made, data))
     rate = costs.Rate(train=0.1, test=0.0, state=1000, letter=200)
-    found = planned(ready, costs.Measured({"mlp": rate}, process=5000))
+    found = planned(ready, costs.Measured({"mlp": rate}, 5000, {"mlp": ""}))
     images = ready.work[0].images
     assert [shard.clients for shard in found.shards] == [2, 2, 2]
     assert found.seconds == pytest.approx(2 * 0.1 * images)

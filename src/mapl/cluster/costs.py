@@ -21,7 +21,7 @@ from mapl.network import nbytes
 from mapl.plugins import find
 from mapl.recipe import Recipe
 from mapl.runs.exchange import look_around
-from mapl.runs.part import build_part
+from mapl.runs.part import build_part, last_letter
 from mapl.runs.saving import saved_state
 
 STEPS = 2
@@ -47,7 +47,7 @@ class Rate(NamedTuple):
     state: int
     """Bytes of what is saved of such a client."""
     letter: int
-    """Bytes of its letter; 0 if it writes none."""
+    """Bytes of its last letter; 0 if it never writes one."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Measured:
     rates: dict[str, Rate]
     process: int
     """Bytes of memory of the process, with one client of each backbone."""
+    architectures: dict[str, str]
+    """The fingerprint of each backbone's architecture."""
 
 
 def work_of(recipe: Recipe, data: Data) -> list[Work]:
@@ -106,7 +108,7 @@ def measure(recipe: Recipe, data: Data, backbones: Mapping[str, Backbone], clien
     short = recipe.train.model_copy(update={"epochs": 1, "steps": min(STEPS, recipe.train.steps or STEPS)})
     alone = recipe.engine.model_copy(update={"kind": "eager", "workers": 1})
     shortened = recipe.model_copy(update={"train": short, "engine": alone})
-    part = build_part(shortened, data, backbones, holds=clients, serves=False)
+    part = build_part(shortened, data, backbones, holds=clients, serves=False, compares=False)
     look_around(part.method, part.clients, None, part.topology, recipe.rounds - 1)
     rates = {}
     for client in part.clients:
@@ -117,7 +119,7 @@ def measure(recipe: Recipe, data: Data, backbones: Mapping[str, Backbone], clien
             middle = _now(part.engine.device)
             part.engine.evaluate_all([client])
             train, test = middle - start, _now(part.engine.device) - middle
-        letter = part.method.letter(client, recipe.rounds - 1) if len(client.neighbours) else None
+        letter = last_letter(part, client) if len(client.neighbours) else None
         prefix = f"client.{client.id}."
         state = sum(tensor.nbytes for name, tensor in saved_state(part).items() if name.startswith(prefix))
         rates[client.backbone] = Rate(
@@ -126,7 +128,7 @@ def measure(recipe: Recipe, data: Data, backbones: Mapping[str, Backbone], clien
             state,
             nbytes(letter) if letter is not None else 0,
         )
-    return Measured(rates, _memory())
+    return Measured(rates, _memory(), {client.backbone: client.architecture for client in part.clients})
 
 
 def _now(device: torch.device) -> float:

@@ -27,7 +27,7 @@ from mapl.recipe import Recipe
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
 from mapl.runs.history import ClientCard, Round
-from mapl.runs.part import Part, build_part, cards
+from mapl.runs.part import Architecture, Part, architectures, build_part, cards
 from mapl.runs.round import graph, play_round
 from mapl.runs.saving import restore, saved_state
 
@@ -65,6 +65,7 @@ class Built:
     """What a shard tells when it is built."""
 
     cards: list[ClientCard]
+    architectures: list[Architecture]
     warned: tuple[str, ...]
 
 
@@ -141,12 +142,13 @@ class Shard:
             for number, clients in enumerate(order.held):
                 homes[list(clients)] = number
             with torch_threads(recipe.train.threads):
-                part = build_part(recipe, _unpacked(data), order.backbones, holds=held, serves=order.number == 0)
+                given, serves = _unpacked(data), order.number == 0
+                part = build_part(recipe, given, order.backbones, holds=held, serves=serves, compares=False)
             self._post = ShardPost(order.number, homes, part.transport, part.home, keep=self.keep)
             part.transport = self._post
             self._part = part
             self._told.clear()
-            return Built(cards(part), self.warned())
+            return Built(cards(part), architectures(part), self.warned())
 
         return self._done(work)
 

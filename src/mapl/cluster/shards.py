@@ -19,6 +19,7 @@ from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
 from mapl.runs.history import ClientCard, Round
 from mapl.runs.joined import joined_line, joined_state, share_of_state
+from mapl.runs.part import check_alike
 from mapl.runs.player import CannotGoOn
 from mapl.runs.saving import bytes_tensor
 
@@ -219,6 +220,7 @@ class Shards:
         crew = self._crew
         orders = [dataclasses.replace(self._order, number=number) for number in range(len(self._order.held))]
         built: list[Built] = crew.ask_all("build", lambda number: [orders[number], self._datas[number]])
+        check_alike(self.recipe.method.name, sorted(each for one in built for each in one.architectures))
         self._cards = sorted((card for one in built for card in one.cards), key=lambda card: card.id)
         _warn([words for one in built for words in one.warned])
         crew.meet()

@@ -10,15 +10,15 @@ from mapl.cluster.balance import divide
 from mapl.cluster.connection import Connection
 from mapl.cluster.costs import Measured, Work, probes, seconds, work_of
 from mapl.cluster.packed import pack_data
-from mapl.cluster.shard import Order
+from mapl.cluster.shard import Lost, Order
 from mapl.data.dataset import Dataset
 from mapl.data.objects import Data
 from mapl.errors import MaplError
 from mapl.model import Backbone
 from mapl.plugins import permit
 from mapl.recipe import Recipe, UnreadSettings, code_of, validated
-from mapl.runs.part import load_data
-from mapl.runs.player import Player
+from mapl.runs.part import Architecture, check_alike, checked_data, load_data
+from mapl.runs.player import CannotGoOn, Player
 
 
 def on_ray(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Player:
@@ -60,7 +60,14 @@ class Ready:
         self.crew.start([0])
         put = self.crew.ray.put
         given = put(pack_data(self.data)) if isinstance(self.data, Dataset) else self._of(clients)
-        (found,) = self.crew.ask_all("measure", lambda _: [self.recipe, given, self.backbones, clients])
+        try:
+            (found,) = self.crew.ask_all("measure", lambda _: [self.recipe, given, self.backbones, clients])
+        except Lost as lost:
+            why = f": {lost}" if str(lost) else ""
+            raise CannotGoOn(f"the process that measured what clients cost was lost{why}") from lost
+        kinds = [(client, one.backbone) for client, one in enumerate(self.work)]
+        every = [Architecture(client, name, found.architectures[name]) for client, name in kinds]
+        check_alike(self.recipe.method.name, every)
         return found  # type: ignore[no-any-return]
 
     def divided(self, measured: Measured | None) -> tuple[tuple[int, ...], ...]:
@@ -93,10 +100,11 @@ def prepare(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone]
         )
     connection = Connection(recipe.engine.ray)
     try:
+        # Here, because a shard sees only the data of its own clients.
+        given = checked_data(load_data(recipe) if data is None else data, recipe, range(recipe.clients))
+        work = work_of(recipe, given)
         from mapl.cluster.crew import Crew  # it imports Ray
 
-        given = load_data(recipe) if data is None else data
-        work = work_of(recipe, given)
         needs = needs_of(recipe, connection.ray.cluster_resources())
         shards = shards_of(recipe, needs, connection.ray.nodes())
         crew = Crew(connection, shards, needs, recipe.engine.ray.wait)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -178,7 +178,7 @@ def own_data(recipe: Recipe) -> bool:
 def all_digests(recipe: Recipe, data: Data | None) -> dict[int, str]:
     """`digests` of all clients of a recipe, before it is built."""
     every = range(recipe.clients)
-    return digests(_checked(load_data(recipe) if data is None else data, recipe, every), every)
+    return digests(checked_data(load_data(recipe) if data is None else data, recipe, every), every)
 
 
 def build_part(
@@ -191,6 +191,7 @@ def build_part(
     transport: Transport | None = None,
     secret: bytes | None = None,
     run: str | None = None,
+    compares: bool = True,
 ) -> Part:
     """Build what a recipe describes, as it is before the first round: the whole network, or the clients in `holds`.
 
@@ -199,7 +200,9 @@ def build_part(
     recipe's, which reaches only this process. `secret` is the key of the noise on letters
     (`network.noise`); without it, everybody who knows the recipe can subtract the noise (see `find_noise`).
     `run` is what letters carry as their run; by default the recipe's fingerprint. Parts whose recipes differ in what
-    is their own affair, such as their backbone, need one that all of them agree on.
+    is their own affair, such as their backbone, need one that all of them agree on. `compares`: whether clients of
+    different architectures are refused here, if the method needs a single one. Who hears of more clients than this part
+    holds does it there, with `check_alike`.
     """
     if isinstance(recipe.method, UnreadSettings):  # of a folder that was only looked at
         recipe = validated(recipe.model_dump(mode="json"), "to be run")
@@ -212,7 +215,7 @@ def build_part(
     _check_mixing(method)
     _check_joiners(recipe, method)
     _check_explores(recipe, method)
-    data = _checked(load_data(recipe) if data is None else data, recipe, held)
+    data = checked_data(load_data(recipe) if data is None else data, recipe, held)
     shards = _shards(recipe, data, held, method.holds_out())
     first = next(iter(shards.values()))
     device = find_device(recipe.engine)
@@ -234,7 +237,8 @@ def build_part(
     )
     if isinstance(method, Centralised) and serves:
         part.server = _server(recipe, first.shape, clients[0])
-    _check_alike(part)
+    if compares:
+        check_alike(recipe.method.name, architectures(part))
     if recipe.network.message_budget is not None and not part.whole:
         raise MaplError("network.message_budget counts the letters of all clients, but this process holds only some")
     part.engine.adopt(part.clients)
@@ -280,8 +284,8 @@ class _Shard:
         return self.train.shape
 
 
-def _checked(data: Data, recipe: Recipe, held: Sequence[int]) -> Data:
-    """The data, if it is what the clients held here need."""
+def checked_data(data: Data, recipe: Recipe, held: Sequence[int]) -> Data:
+    """The data, if it is what these clients need."""
     if isinstance(data, Mapping):
         if recipe.partition.pooled:
             raise MaplError("partition.pooled: it needs one data set for all clients, and here each has its own")
@@ -405,14 +409,27 @@ def _find_backbone(name: str) -> Backbone:
         raise MaplError(f"{error} If it was given in Python, pass it again, as backbones={{…}}.") from error
 
 
-def _check_alike(part: Part) -> None:
+class Architecture(NamedTuple):
+    """What a client's backbone is."""
+
+    client: int
+    backbone: str
+    fingerprint: str
+
+
+def architectures(part: Part) -> list[Architecture]:
+    """The architecture of each client of a part."""
+    return [Architecture(c.id, c.backbone, c.architecture) for c in part.clients]
+
+
+def check_alike(method: str, clients: Sequence[Architecture]) -> None:
     """A method that averages whole models needs a single architecture."""
-    first = part.clients[0]
-    others = [c for c in part.clients if c.architecture != first.architecture]
-    if part.method.homogeneous and others:
-        who = ", ".join(f"{c.id} ({c.backbone})" for c in others[:4]) + (", …" if len(others) > 4 else "")
+    first = clients[0]
+    others = [c for c in clients if c.fingerprint != first.fingerprint]
+    if find("method", method, mapl.methods).homogeneous and others:
+        who = ", ".join(f"{c.client} ({c.backbone})" for c in others[:4]) + (", …" if len(others) > 4 else "")
         raise MaplError(
-            f"method {part.recipe.method.name!r} needs one architecture, but client {first.id} has {first.backbone!r} "
+            f"method {method!r} needs one architecture, but client {first.client} has {first.backbone!r} "
             f"and these differ from it: {who}; set model.backbones to one name"
         )
 
@@ -454,7 +471,7 @@ def _check_letters(part: Part) -> None:
         return
     look_around(part.method, part.clients, part.server, part.topology, 0)
     for client in part.clients:
-        letter = _last_letter(part, client) if len(client.neighbours) else None
+        letter = last_letter(part, client) if len(client.neighbours) else None
         if letter is None:
             continue
         if part.noise is not None and client is part.clients[0]:
@@ -485,7 +502,7 @@ def _check_noise(part: Part, letter: Letter) -> None:
         )
 
 
-def _last_letter(part: Part, client: Client) -> Letter | None:
+def last_letter(part: Part, client: Client) -> Letter | None:
     """A letter like the client's last one. Some methods' last letters are their largest. None if it never writes."""
     made = (part.method.letter(client, round) for round in reversed(range(part.recipe.rounds)))
     letters = (checked_letter(part.method, client, "letter", letter) for letter in made)
