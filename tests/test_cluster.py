@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ import mapl.methods
 from conftest import assert_same, small, stop_after, written
 from mapl import Dataset, MaplError, Recipe
 from mapl.cli.app import app
+from mapl.cli.cluster import engine_again
 from mapl.cluster import connection, costs, start
 from mapl.cluster.balance import divide
 from mapl.cluster.packed import pack, pack_data, unpack, unpack_data
@@ -558,6 +560,34 @@ def test_options_of_a_cluster_need_one(options: list[str], tmp_path: Path) -> No
         assert f"{options[0]} is for runs on a cluster; give --engine ray, too" in said.exception.shell
     said = CliRunner().invoke(app, ["run", "--seeds", "2", "--engine", "ray"])
     assert "are for one run" in str(said.exception)
+
+
+@pytest.mark.parametrize("stop", ["once", "at once"])
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_what_is_printed_to_go_on_names_the_cluster(
+    command: str, stop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = mapl.run(small("local", rounds=2), tmp_path / "run", stop=stop_after(1)).folder
+    cluster = "--engine ray --address head:6379 --shards 3 --gpus-per-shard 0.5"
+
+    def stopped(*_: Any, **more: Any) -> Any:
+        more["stop"]._handle(signal.SIGINT, None)
+        if stop == "at once":
+            more["stop"]._handle(signal.SIGINT, None)
+        return mapl.load(folder)
+
+    monkeypatch.setattr(mapl.runs.run, command, stopped)
+    arguments = ["run", "--out", str(tmp_path), "--name", "run"] if command == "run" else ["resume", str(folder)]
+    said = CliRunner().invoke(app, [*arguments, *cluster.split()])
+    assert said.exit_code == 130
+    assert f"continue with: mapl resume {folder} {cluster}\n" in said.output
+    assert ("stopped at once" in said.output) == (stop == "at once")
+
+
+def test_only_what_is_no_default_is_said_again() -> None:
+    assert engine_again(None) == ""
+    assert engine_again(RaySettings()) == " --engine ray"
+    assert engine_again(RaySettings(gpus_per_shard=0)) == " --engine ray --gpus-per-shard 0"
 
 
 def test_code_that_only_a_folder_names_is_not_sent_to_a_cluster(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -71,9 +72,17 @@ def ray_settings(
     return RaySettings(address=address, shards=shards, gpus_per_shard=gpus)
 
 
-def engine_again(engine: str | None) -> str:
-    """What has to be said again when a run is resumed. Its folder does not say where it was carried out."""
-    return " --engine ray" if engine == "ray" else ""
+def engine_again(ray: RaySettings | None) -> str:
+    """What has to be said again when a run is resumed. Its folder does not say where it was carried out.
+
+    `ray`: the cluster; None: it was one process.
+    """
+    if ray is None:
+        return ""
+    gpus = None if ray.gpus_per_shard is None else f"{ray.gpus_per_shard:g}"
+    options = {"--address": ray.address, "--shards": ray.shards, "--gpus-per-shard": gpus}
+    given = [f" {name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+    return "".join([" --engine ray", *given])
 
 
 def show_plan(recipe: Recipe, as_json: bool) -> None:

@@ -164,10 +164,11 @@ def run_command(
             show_plan(composed, as_json)
             return
         folder = out / default_name(composed)
-        with stoppable(folder) as interrupt, observing(composed.rounds, as_json) as observer:
+        again = engine_again(composed.engine.ray if composed.engine.where == "ray" else None)
+        with stoppable(folder, again) as interrupt, observing(composed.rounds, as_json) as observer:
             observers = [observer, *open_writers(log or [], folder)]
             record = run(composed, folder, observers=observers, stop=interrupt, overwrite=overwrite, profile=profile)
-    conclude(record, as_json, profile, interrupt.status, again=engine_again(composed.engine.where))
+    conclude(record, as_json, profile, interrupt.status, again=again)
 
 
 def resume_command(
@@ -202,18 +203,21 @@ def resume_command(
         with looking(trust):
             show_plan(placed(load_recipe(folder), ray), as_json)
         return
-    total = rounds or load_recipe(folder).rounds
-    with stoppable(folder) as interrupt, observing(total, as_json) as observer:
+    total, again = rounds or load_recipe(folder).rounds, engine_again(ray)
+    with stoppable(folder, again) as interrupt, observing(total, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
         record = resume(
             folder, rounds=rounds, observers=observers, stop=interrupt, warn=warn, profile=profile, trust=trust, ray=ray
         )
-    conclude(record, as_json, profile, interrupt.status, again=engine_again(engine))
+    conclude(record, as_json, profile, interrupt.status, again=again)
 
 
 @contextmanager
-def stoppable(folder: Path) -> Iterator[Interrupt]:
-    """Inside, Ctrl-C or SIGTERM stops the run in this folder; a second Ctrl-C ends the command at once."""
+def stoppable(folder: Path, again: str = "") -> Iterator[Interrupt]:
+    """Inside, Ctrl-C or SIGTERM stops the run in this folder; a second Ctrl-C ends the command at once.
+
+    `again`: what has to be said again to resume it.
+    """
     from mapl.runs.history import RECIPE
 
     interrupt = Interrupt()
@@ -222,7 +226,7 @@ def stoppable(folder: Path) -> Iterator[Interrupt]:
             yield interrupt
     except KeyboardInterrupt:
         begun = (folder / RECIPE).is_file()
-        leave("stopped at once" + (f"; continue with: mapl resume {folder}" if begun else ""), interrupt.status)
+        leave("stopped at once" + (f"; continue with: mapl resume {folder}{again}" if begun else ""), interrupt.status)
 
 
 def conclude(record: Record, as_json: bool, profiled: bool, stopped: int, again: str = "") -> None:
