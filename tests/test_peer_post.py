@@ -288,21 +288,40 @@ def test_an_outbox_keeps_the_newest_and_answers_with_the_oldest_that_is_not_befo
     assert {path.name for path in (outbox.folder).iterdir()} == {f"{n:06}.letter" for n in kept}
 
 
-def test_patience_follows_what_complete_rounds_needed() -> None:
+def test_rounds_in_which_somebody_came_or_went_do_not_count_for_patience(tmp_path: Path) -> None:
+    post = post_of(tmp_path, patience="auto", first=30.0)
+    letters = {name: {n: encode(letter(i, n)) for n in range(4)} for i, name in ((1, "bob"), (2, "cat"))}
+    wire = FakeWire(post, letters, after=0.05)
+
+    def play(round: int) -> float:
+        wire.open.clear()
+        assert len(read(post, round)) == 2
+        return post.patience.seconds()
+
+    assert play(0) == 30.0  # all have just come
+    wire.here.remove("cat")
+    assert play(1) == 30.0
+    assert play(2) == SHORTEST  # nobody came or went since
+    wire.here.add("cat")
+    wire.after = 1.0
+    assert play(3) == SHORTEST
+
+
+def test_patience_follows_what_usual_rounds_needed() -> None:
     patience = Patience(WaitSection(first=60.0))
     assert patience.seconds() == 60.0
-    patience.note(3.0, complete=True)
+    patience.note(3.0, usual=True)
     assert patience.seconds() == SLOWER * 3.0
-    patience.note(500.0, complete=False)
+    patience.note(500.0, usual=False)
     assert patience.seconds() == SLOWER * 3.0
     for _ in range(10):
-        patience.note(0.01, complete=True)
+        patience.note(0.01, usual=True)
     assert patience.seconds() == SHORTEST
     assert Patience(WaitSection(mode="async")).seconds() == 0.0
     for _ in range(20):  # a member that always answers just in time
-        patience.note(0.99 * patience.seconds(), complete=True)
+        patience.note(0.99 * patience.seconds(), usual=True)
     assert patience.seconds() <= SLOWER * 60.0
     fixed = Patience(WaitSection(patience=7.0, first=9.0))
     assert fixed.seconds() == 9.0
-    fixed.note(0.1, complete=True)
+    fixed.note(0.1, usual=True)
     assert fixed.seconds() == 7.0

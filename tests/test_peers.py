@@ -205,6 +205,32 @@ def test_a_peer_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert_same_files(files, tmp_path / "simulated", tmp_path)
 
 
+def test_peers_that_are_done_wait_for_one_that_was_killed_and_may_come_back(tmp_path: Path) -> None:
+    """All others end while it is away. When it is back they answer it, so it does not wait for an empty network."""
+    made = recipe("courier", clients=3, rounds=20)
+    files = make_network(tmp_path / "net", made, {"wait": {"patience": 0.5, "first": 100.0, "linger": 200.0}})
+    watch = Rounds(files)
+
+    def until(reached: Callable[[list[int]], bool]) -> None:
+        end = time.monotonic() + 90
+        while not reached(watch.look()) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert reached(watch.seen), logs(files)
+
+    with LocalNetwork(files) as network:
+        network.start_all()
+        until(lambda rounds: min(rounds) >= 3)
+        network.kill(2)
+        until(lambda rounds: rounds[:2] == [20, 20])
+        time.sleep(6)  # twice `net.lease`: the others have noticed that it is gone
+        assert network.running(0)
+        assert network.running(1)
+        network.start(2)
+        assert network.wait(90), "they wait for each other"
+        assert [network.status(n) for n in range(3)] == [0, 0, 0], logs(files)
+    assert read_status(state(files[2]))["letters_in"] > 0
+
+
 def reach(file: Path, **net: Any) -> None:
     """Change how a peer finds others."""
     tree = tomllib.loads(file.read_text())

@@ -55,10 +55,10 @@ class Patience:
         # With a limit: a member that always answers just in time would make it several times as long every round.
         return min(max(SHORTEST, SLOWER * max(self._needed)), SLOWER * self.wait.first)
 
-    def note(self, waited: float, complete: bool) -> None:
-        """An exchange is over. One that missed letters says nothing about how long they take."""
+    def note(self, waited: float, usual: bool) -> None:
+        """An exchange is over. How long it waited counts only if it was as usual: complete, and nobody came or went."""
         self._first = False
-        if complete:
+        if usual:
             self._needed.append(waited)
 
 
@@ -116,6 +116,8 @@ class PeerPost:
         self._absent: set[str] = set()
         """Who missed the last deadline. They are asked, but not waited for, until they are heard of again."""
         self._alive: frozenset[str] = frozenset()
+        self._moved = False
+        """Whether a member came or went in this exchange."""
 
     def reachable(self, own: int) -> Tensor:
         """The sorted ids of the members that are known now, without those who missed the last deadline and are gone."""
@@ -143,6 +145,7 @@ class PeerPost:
     def _gather(self, mail: Mail, reader: int) -> list[Letter]:
         """The letters for a reader, once all have arrived or the deadline has passed."""
         started = time.monotonic()
+        self._moved = False
         until = started + self.patience.seconds()
         round = _Gathering(mail.round, mail.requests[reader].tolist(), replace(mail.expects(reader), round=None))
         look = started
@@ -234,7 +237,7 @@ class PeerPost:
         self._read |= {name: letter.round for name, letter in letters.items()}
         missing = [name for name in round.asked if name in round.open]
         self._absent.update(missing if self.wait.mode == "sync" else ())
-        self.patience.note(waited, not missing)
+        self.patience.note(waited, usual=not missing and not self._moved)
         self.silent = 0 if letters or round.heard or not round.asked else self.silent + 1
         late = sum(letter.round < round.number for letter in letters.values())
         self.last = Exchanged(len(round.asked), len(letters), late, missing, waited)
@@ -245,6 +248,7 @@ class PeerPost:
         wire = self._wired()
         now = wire.alive()
         self._absent -= now - self._alive
+        self._moved |= now != self._alive
         self._alive = now
         wire.maintain()
 

@@ -88,6 +88,8 @@ class ZenohWire:
         self._done: set[str] = set()
         self._lock = threading.RLock()
         self._alive: set[str] = set()
+        self._lost: dict[str, float] = {}
+        """When the connection to a member that is away was lost."""
         self._open: dict[str, int] = {}
         self._pending: list[tuple[float, int | None, Any]] = []
         self._session: Any = None
@@ -197,13 +199,19 @@ class ZenohWire:
     # The end
 
     def linger(self, seconds: float, stop: Callable[[], bool]) -> None:
-        """Go on answering until everybody who is connected is done, or nobody has asked for so many seconds."""
+        """Go on answering until everybody else is done, or nobody has asked for so many seconds.
+
+        Who was lost less than `seconds` ago may come back and ask, so it is waited for, too.
+        """
         with self._lock:
             self._served = time.monotonic()
         token = self._session.liveliness().declare_token(f"{self.me}/done")
         while not stop():
+            now = time.monotonic()
             with self._lock:
-                idle, waiting = time.monotonic() - self._served, self._alive - self._done
+                idle = now - self._served
+                coming = {name for name, at in self._lost.items() if now - at < seconds}
+                waiting = (self._alive | coming) - self._done
             if not waiting or idle > seconds:
                 break
             time.sleep(0.05)
@@ -262,18 +270,22 @@ class ZenohWire:
             closing.join(CLOSING)
 
     def _on_token(self, sample: Any) -> None:
-        """A member shows that it is alive or done, or no longer does."""
+        """A member shows that it is alive or done, or is lost. Who is done stays so after it has left."""
         import zenoh
 
         name, what = str(sample.key_expr).split("/")[-2:]
         if name == self.identity.name:
             return
+        shown = sample.kind == zenoh.SampleKind.PUT
         with self._lock:
-            those = self._alive if what == "alive" else self._done
-            if sample.kind == zenoh.SampleKind.PUT:
-                those.add(name)
-            else:
-                those.discard(name)
+            if what == "done":
+                self._done.update([name] if shown else ())
+            elif shown:
+                self._alive.add(name)
+                self._lost.pop(name, None)
+            elif name in self._alive:
+                self._alive.discard(name)
+                self._lost[name] = time.monotonic()
 
 
 def _close(session: Any) -> None:
