@@ -148,7 +148,7 @@ def test_a_network_lives_through_kills_and_a_partition(with_hosts: None, tmp_pat
     calm = run(made, tmp_path / "calm").mean
     draw, dead, kills = random.Random(0), dict[int, float](), 0
     with hosts.Hosts(peers) as there:
-        files = make_network(tmp_path / "net", made, {"wait": {"staleness": 2}}, there.addresses)
+        files = make_network(tmp_path / "net", made, {"wait": {"staleness": 2, "linger": 20.0}}, there.addresses)
         watch = Rounds(files)
         with LocalNetwork(files, functools.partial(go_to, there.names)) as network:
             network.start_all()
