@@ -242,6 +242,18 @@ def test_clients_that_nobody_has_heard_of_are_not_waited_for(tmp_path: Path) -> 
     assert read(post, 0, (1, 7, 8)) == [(1, 0)]
 
 
+def test_nobody_waits_for_a_member_that_is_revoked(tmp_path: Path) -> None:
+    post = post_of(tmp_path, first=30.0)
+    FakeWire(post, {"bob": {0: encode(letter(1, 0))}})
+    members = dict(NAMES)
+    post.numbers = lambda: members
+    threading.Timer(0.2, members.pop, (2,)).start()
+    started = time.monotonic()
+    assert read(post, 0) == [(1, 0)]
+    assert 0.1 < time.monotonic() - started < 10
+    assert post.last.missing == []
+
+
 def test_a_connection_that_brings_nothing_for_some_rounds_is_opened_anew(tmp_path: Path) -> None:
     post = post_of(tmp_path, first=0.01, patience=0.01, staleness=0)
     wire = FakeWire(post, {"bob": {}})

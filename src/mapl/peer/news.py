@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ from mapl.peer.identity import Identity, IdentityError
 
 NEWS_EVERY = 2.0
 """Seconds between news while somebody is connected who is not known yet."""
+AGAIN = 60.0
+"""Seconds after which news are told again, in case somebody missed them."""
+TOGETHER = 100
+"""The most certificates in one message: it stays far below `MOST_NEWS`, however large the network is."""
 MOST_NEWS = 256 * 1024
 MOST_CARD = 64 * 1024
 MOST_REFUSED = 16
@@ -39,6 +44,7 @@ class Herald:
         self._prefix = f"mapl/{identity.network_id}"
         self._me = f"{self._prefix}/{identity.name}"
         self._told: tuple[Any, ...] = ()
+        self._told_at = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="news", daemon=True)
 
@@ -68,20 +74,28 @@ class Herald:
                 self._tell(session)
                 for name in self._alive() - self.cards.keys():
                     self._ask_card(session, name)
-            except zenoh.ZError:  # the session was closed meanwhile
+            except (zenoh.ZError, IdentityError):  # the session was closed meanwhile, or a file cannot be read now
                 continue
 
     def _tell(self, session: Any) -> None:
         """Tell the news, if somebody may not know them."""
+        import zenoh
+
         connected = frozenset(str(zid) for zid in session.info.peers_zid())
         alive, revocations = self._alive(), self.identity.revocations()
         members = self.identity.members()
         now = str(session.zid()), connected, alive, frozenset(members), revocations
-        if connected and (now != self._told or len(connected) > len(alive)):
+        again = time.monotonic() > self._told_at + AGAIN
+        if connected and (now != self._told or len(connected) > len(alive) or again):
             certificates = [member.certificate.decode() for member in members.values()]
-            news = {"certificates": certificates, "revocations": revocations.decode()}
-            session.put(f"{self._me}/news", json.dumps(news).encode())
-            self._told = now
+            for start in range(0, len(certificates), TOGETHER):
+                news = {
+                    "certificates": certificates[start : start + TOGETHER],
+                    "revocations": revocations.decode(),
+                }
+                block = zenoh.CongestionControl.BLOCK  # by default a full queue loses them
+                session.put(f"{self._me}/news", json.dumps(news).encode(), congestion_control=block)
+            self._told, self._told_at = now, time.monotonic()
 
     def _on_news(self, sample: Any) -> None:
         """They are believed if the authority signed them."""
@@ -108,6 +122,10 @@ class Herald:
         except IdentityError:
             return False
         return True
+
+    def forget(self, name: str) -> None:
+        """A member came back, perhaps with another recipe: ask it again."""
+        self.cards.pop(name, None)
 
     def _on_card_query(self, query: Any) -> None:
         query.reply(f"{self._me}/card", json.dumps(self.card))

@@ -1,7 +1,8 @@
 """The letters that a peer has written. A letter is in a file before anybody can read it.
 
 After kill -9 a peer may play a round again. It then sends the letter that it sent before, so nobody ever gets two
-different letters for one round. A power cut may lose the file; the letter is then computed again, from the same state.
+different letters for one round. A power cut may lose the newest file, but leaves no half of one; the letter is then
+computed again, from the same state.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ class Outbox:
             if (found := _NAME.fullmatch(path.name)) and not path.is_symlink():
                 self._letters[int(found[1])] = path.read_bytes()
 
+    def clear(self) -> None:
+        """Forget the letters of an earlier run."""
+        with self._lock:
+            self._letters.clear()
+        for path in self.folder.glob("*.letter"):
+            path.unlink(missing_ok=True)
+
     @property
     def newest(self) -> int:
         """The round of the newest letter, -1 if there is none."""
@@ -41,7 +49,7 @@ class Outbox:
         with self._lock:
             known = self._letters.get(round)
         if known is None:
-            write(self.folder / f"{round:06}.letter", letter, flush=False)
+            write(self.folder / f"{round:06}.letter", letter)
             with self._lock:
                 self._letters[round] = letter
                 old = sorted(self._letters)[: -self.keep]

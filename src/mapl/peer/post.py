@@ -274,7 +274,11 @@ class _Gathering:
     """Whether anybody answered, if only with a letter that has been read or is not used."""
 
     def meet(self, names: Mapping[int, str]) -> None:
-        """Include members that were admitted meanwhile."""
+        """Include members that were admitted meanwhile, and leave out those that were revoked."""
+        for name, number in list(self.asked.items()):
+            if names.get(number) != name:
+                del self.asked[name]
+                self.open.pop(name, None)
         for number in self.wanted:
             if number in names and names[number] not in self.asked:
                 self.asked[names[number]] = self.open[names[number]] = number

@@ -78,6 +78,8 @@ def _run(
     folder = settings.run
     begun = (folder / RECIPE).exists()
     outbox = Outbox(settings.folder)
+    if not begun:
+        outbox.clear()
     post = PeerPost(
         outbox, identity.by_number, settings.wait, recipe.rounds, settings.net.silent_rounds, part.home, stop
     )

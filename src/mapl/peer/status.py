@@ -47,7 +47,8 @@ class Status:
         self.refused: dict[int, dict[str, int]] = {}
         self.accuracy: float | None = None
         self.tree: dict[str, Any] = {}
-        self._compared: set[str] = set()
+        self._compared: set[tuple[str, str]] = set()
+        """The members and runs of the cards that were compared with ours."""
         self._before = _rounds_before(self.path)
         """How many rounds an earlier process had finished. The part does not know it before it is restored."""
         self._write("waiting")
@@ -105,10 +106,11 @@ class Status:
         write(self.path, json.dumps(self.tree).encode(), flush=False)
 
     def _compare_cards(self) -> None:
-        """Say once per member which settings of its recipe are not those of ours."""
+        """Say once per member and recipe which settings are not those of ours."""
         for name, theirs in list(self.wire.herald.cards.items()):
-            if name not in self._compared:
-                self._compared.add(name)
+            which = name, repr(theirs.get("run"))[:100]
+            if which not in self._compared:
+                self._compared.add(which)
                 for sentence in differences(self.wire.herald.card, theirs):
                     self.say(f"{name} does not fit this network: {sentence}")
 

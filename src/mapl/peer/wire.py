@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mapl.errors import MaplError
 from mapl.peer.connection import config
@@ -30,6 +30,8 @@ OPENING = 60.0
 """How long a port may still be held by the connection before. A peer that trains is not given up lightly."""
 SETTLING = 10.0
 """Seconds after which a connection may count as silent. It takes some until all members are connected again."""
+RETURNING = 5.0
+"""Seconds in which members that dial a peer again are connected."""
 GOODBYE = 0.5
 """Seconds in which those who are done hear it of each other."""
 MOST_PENDING = 8
@@ -62,6 +64,14 @@ class Wire(Protocol):
         ...
 
 
+class _Request(NamedTuple):
+    """A member waits for a letter that is not written yet."""
+
+    until: float
+    round: int | None
+    query: Any
+
+
 class ZenohWire:
     """`Wire` over QUIC."""
 
@@ -91,10 +101,14 @@ class ZenohWire:
         self._lost: dict[str, float] = {}
         """When the connection to a member that is away was lost."""
         self._open: dict[str, int] = {}
-        self._pending: list[tuple[float, int | None, Any]] = []
+        self._pending: list[_Request] = []
         self._session: Any = None
         self._opened_at = 0.0
         self._members: frozenset[str] = frozenset()
+        self._kept: list[Any] = []
+        """What was declared in the session. It ends with its last reference."""
+        self._finished = False
+        """Whether this peer is done, which others are shown."""
         self.herald = Herald(identity, card, lambda: self._session, self.alive)
 
     def __enter__(self) -> ZenohWire:
@@ -149,13 +163,13 @@ class ZenohWire:
         """Answer the requests that waited for a letter."""
         now = time.monotonic()
         with self._lock:
-            waiting, self._pending = self._pending, []
-        for until, round, query in waiting:
-            if until < now:
-                query.drop()
-            elif not self._reply(query, round):
-                with self._lock:
-                    self._pending.append((until, round, query))
+            waiting = [(request, self.outbox.read(request.round)) for request in self._pending]
+            self._pending = [request for request, letter in waiting if letter is None and request.until >= now]
+        for request, letter in waiting:
+            if letter is not None:
+                self._reply(request.query, letter)
+            elif request.until < now:
+                request.query.drop()
 
     def _on_query(self, query: Any) -> None:
         """A member asks for a letter. Who is not a member does not get here."""
@@ -170,53 +184,60 @@ class ZenohWire:
         except ValueError:
             query.drop()
             return
-        if self._reply(query, round):
-            return
-        with self._lock:
-            self._pending.append((time.monotonic() + patience, round, query))
-            most = MOST_PENDING * max(1, len(self._members))
-            dropped, self._pending = self._pending[:-most], self._pending[-most:]
-        for _, _, old in dropped:
-            old.drop()
+        dropped: list[_Request] = []
+        with self._lock:  # `written` takes it, too: a letter that is written now is either seen here, or answers below
+            letter = self.outbox.read(round)
+            if letter is None:
+                self._pending.append(_Request(time.monotonic() + patience, round, query))
+                most = MOST_PENDING * max(1, len(self._members))
+                dropped, self._pending = self._pending[:-most], self._pending[-most:]
+        if letter is not None:
+            self._reply(query, letter)
+        for old in dropped:
+            old.query.drop()
 
-    def _reply(self, query: Any, round: int | None) -> bool:
+    def _reply(self, query: Any, letter: bytes) -> None:
         import zenoh
 
-        letter = self.outbox.read(round)
-        if letter is None:
-            return False
         try:
             query.reply(f"{self.me}/letters", letter, congestion_control=zenoh.CongestionControl.BLOCK)
             query.drop()
         except zenoh.ZError:  # the reader is gone
-            return True
+            return
         with self._lock:
             self._served = time.monotonic()
             self.letters_out += bool(letter)
             self.bytes_out += len(letter)
-        return True
 
     # The end
 
     def linger(self, seconds: float, stop: Callable[[], bool]) -> None:
         """Go on answering until everybody else is done, or nobody has asked for so many seconds.
 
-        Who was lost less than `seconds` ago may come back and ask, so it is waited for, too.
+        Who was lost less than `seconds` ago may come back and ask, so it is waited for, too. Meanwhile members come and
+        go as ever: a new one is answered, a revoked one is not.
         """
         with self._lock:
             self._served = time.monotonic()
-        token = self._session.liveliness().declare_token(f"{self.me}/done")
-        while not stop():
-            now = time.monotonic()
-            with self._lock:
-                idle = now - self._served
-                coming = {name for name, at in self._lost.items() if now - at < seconds}
-                waiting = (self._alive | coming) - self._done
-            if not waiting or idle > seconds:
-                break
-            time.sleep(0.05)
+        self._finished = True
+        self._show_done()
+        while not stop() and not self._may_leave(seconds):
+            self.maintain()
+            time.sleep(0.1)
         time.sleep(GOODBYE)
-        token.undeclare()
+
+    def _may_leave(self, seconds: float) -> bool:
+        """Whether nobody needs this peer any more, or has asked it anything for so many seconds."""
+        now = time.monotonic()
+        with self._lock:
+            coming = {name for name, at in self._lost.items() if now - at < seconds}
+            waiting = (self._alive | coming) - self._done
+            alone = len(self._members) == 1 or now - self._opened_at > RETURNING
+            return now - self._served > seconds or (not waiting and alone)
+
+    def _show_done(self) -> None:
+        """Kept as long as the session."""
+        self._kept.append(self._session.liveliness().declare_token(f"{self.me}/done"))
 
     # Members come and go
 
@@ -234,13 +255,20 @@ class ZenohWire:
         self._members = frozenset(self.identity.members())
         self._session = session = self._opened()
         self._opened_at = time.monotonic()
+
+        def on_token(sample: Any) -> None:
+            if session is self._session:  # one that is given up may notice late who is gone
+                self._on_token(sample)
+
         self._kept = [
             session.declare_queryable(f"{self.me}/letters", self._on_query),
             *self.herald.declare(session),
-            session.liveliness().declare_subscriber(f"{self.prefix}/*/alive", self._on_token, history=True),
-            session.liveliness().declare_subscriber(f"{self.prefix}/*/done", self._on_token, history=True),
+            session.liveliness().declare_subscriber(f"{self.prefix}/*/alive", on_token, history=True),
+            session.liveliness().declare_subscriber(f"{self.prefix}/*/done", on_token, history=True),
             session.liveliness().declare_token(f"{self.me}/alive"),
         ]
+        if self._finished:
+            self._show_done()
 
     def _opened(self) -> Any:
         """A new session. Its port may be held for a while by the one before."""
@@ -260,10 +288,11 @@ class ZenohWire:
         session, self._session = self._session, None
         with self._lock:
             pending, self._pending = self._pending, []
+            self._lost |= dict.fromkeys(self._alive, time.monotonic())
             self._alive.clear()
             self._open.clear()
-        for _, _, query in pending:
-            query.drop()
+        for request in pending:
+            request.query.drop()
         if session is not None:
             closing = threading.Thread(target=_close, args=(session,), name="close", daemon=True)
             closing.start()
@@ -283,6 +312,7 @@ class ZenohWire:
             elif shown:
                 self._alive.add(name)
                 self._lost.pop(name, None)
+                self.herald.forget(name)
             elif name in self._alive:
                 self._alive.discard(name)
                 self._lost[name] = time.monotonic()

@@ -378,8 +378,8 @@ def _check_place(folder: Path, recipe: Recipe, data: Callable[[], Mapping[int, s
     if RECIPE not in inside and any(CLIENTS not in name and RECIPE not in name for name in inside):
         not_ours = f"{str(folder)!r} is not the folder of a run, so it is not overwritten; choose another"
         raise MaplError(f"{not_ours} folder", shell=f"{not_ours} --name")
-    if inside and not overwrite:
-        other = _another_run(folder, recipe, data) if RECIPE in inside else ""
+    if RECIPE in inside and not overwrite:
+        other = _another_run(folder, recipe, data)
         taken = f"{str(folder)!r} {other or 'exists already'};"
         ways = (f"mapl.resume({str(folder)!r})", f"mapl resume {folder}")
         python, shell = ("" if other else f"continue it with {way}, " for way in ways)
