@@ -210,6 +210,24 @@ def test_a_network_lives_through_kills_and_a_partition(with_hosts: None, tmp_pat
     assert disturbed > calm - 0.02, (disturbed, calm)
 
 
+def set_clock(number: int) -> None:
+    """The first peer's clock is a day slow, the second one's a day fast."""
+    from datetime import timedelta
+
+    from mapl.peer import certificates
+
+    now, by = certificates.now, timedelta(days=(-1, 1)[number])
+    certificates.now = lambda: now() + by  # type: ignore[assignment]
+
+
+def test_peers_whose_clocks_are_off_by_a_day_train_as_ever(tmp_path: Path) -> None:
+    made = recipe("courier", clients=2, rounds=3)
+    files = make_network(tmp_path / "net", made, PATIENT)
+    play(files, first=set_clock)
+    run(made, tmp_path / "simulated")
+    assert_same_files(files, tmp_path / "simulated", tmp_path)
+
+
 def test_a_peer_that_was_killed_before_its_first_round_starts(tmp_path: Path) -> None:
     """It has written who its client is, but not yet its recipe. Letters of an earlier run lie there, too."""
     made = recipe("courier", clients=2, rounds=2)

@@ -243,7 +243,7 @@ def test_a_replayed_letter_is_refused(live: Live, bad: Puppet) -> None:
 
 def test_a_letter_that_is_far_too_large_ends_the_connection_and_takes_no_memory(live: Live, bad: Puppet) -> None:
     """Zenoh ends it while the letter arrives. So nobody can count the letter: it is missing."""
-    large = bytes(64 * 2**20)
+    large = bytes(256 * 2**20)
     bad.answer = lambda round: large
     gone: set[int] = set()
 
@@ -326,9 +326,11 @@ def test_a_question_with_a_payload_is_not_kept(live: Live, bad: Puppet) -> None:
 
 def test_the_log_names_the_member_and_the_settings_that_do_not_fit(live: Live, tmp_path: Path) -> None:
     """One with another recipe, and one whose card is a thousand brackets."""
-    theirs = RECIPE.model_copy(update={"method": RECIPE.method.model_copy(update={"distil": 0.5, "features": 32})})
+    distil = RECIPE.method.model_copy(update={"distil": 0.5})
+    theirs = RECIPE.model_copy(update={"method": distil, "model": RECIPE.model.model_copy(update={"embedding": 32})})
     misfit, nested = live.identity(5), live.identity(GONE)
     own = card(misfit, theirs, build_part(theirs, holds=[misfit.number], run=theirs.fingerprint()))
+    own["classes"] = 7
     deep = b'{"classes": ' + b"[" * 980 + b"]" * 980 + b', "run": "\\ud800\\u001b[2J"}'
     puppets = [Puppet(misfit, live.addresses, own), Puppet(nested, live.addresses, deep)]
     expected = f"{misfit.name} does not fit this network: method.distil is 0.5 there and 1.0 here"
@@ -336,7 +338,8 @@ def test_the_log_names_the_member_and_the_settings_that_do_not_fit(live: Live, t
         lambda: all(f"{nested.name} does not fit" in live.log(n) and expected in live.log(n) for n in live.numbers)
     )
     for number in live.numbers:
-        assert f"{misfit.name} does not fit this network: method.features is 32 there and 64 here" in live.log(number)
+        assert f"{misfit.name} does not fit this network: its classes 7, ours 10" in live.log(number)
+        assert f"{misfit.name} does not fit this network: model.embedding is 32 there and 64 here" in live.log(number)
         assert "\x1b" not in live.log(number)
     assert len(puppets) == 2
     live.assert_unharmed()
