@@ -1,4 +1,4 @@
-"""`mapl identity`: who is in a network of peers, and how one comes in and goes out."""
+"""`mapl identity`: who is in a network of peers, how a member joins, and how it is revoked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mapl.peer.identity import Identity, Member
 
 app = typer.Typer(
-    help="""Make a network of peers, invite members, join, and put members out.
+    help="""Make a network of peers, invite members, join, and revoke members.
 
 [bold]mapl identity create-network clinics --me alice --host 192.168.1.10[/bold]
     alice's machine: a new network, and her own identity in it; then mapl peer init
@@ -80,7 +80,7 @@ def invite_command(
     number: Annotated[
         int | None, typer.Option(min=0, help="Which of the recipe's clients it is. Default: the lowest free one.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=365, help="The invitation ends after so many days.")] = 7,
+    days: Annotated[int, typer.Option(min=1, max=365, help="The invitation expires after this many days.")] = 7,
     again: Annotated[
         bool, typer.Option("--again", help="For a member that needs a new certificate, or has lost its folder.")
     ] = False,
@@ -204,14 +204,14 @@ def _invitation_rows(identity: Identity) -> list[dict[str, Any]]:
 @app.command("revoke")
 def revoke_command(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="The member to put out.")],
+    name: Annotated[str, typer.Argument(help="The member to revoke.")],
 ) -> None:
-    """Put a member out for good, or withdraw an invitation that nobody has used.
+    """Revoke a member permanently, or withdraw an invitation that nobody has used.
 
-    The name of a member that was put out is never used again; its number is free
-    for another.
+    The name of a revoked member is never used again. Its number is free for
+    another.
 
-    Running peers of the network take it in as soon as this peer tells them.
+    Running peers learn of it as soon as this peer is connected to them.
 
     [bold]mapl identity revoke clinics bob[/bold]
     """

@@ -78,7 +78,7 @@ def run_command(
     log: LogOption = None,
     profile: ProfileOption = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Train with so many seeds, from --seed on, each with its control arm.")
+        int | None, typer.Option(min=1, help="Number of seeds, starting at --seed, each with its control arm.")
     ] = None,
     no_controls: Annotated[
         bool, typer.Option("--no-controls", help="With several runs: without their control arms.")

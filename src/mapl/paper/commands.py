@@ -45,7 +45,7 @@ def reproduce_command(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 1,
     rounds: Annotated[int | None, typer.Option(min=1, help="Other rounds than the paper's; all else stays.")] = None,
     budget_minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many minutes; the same command goes on.")
+        float | None, typer.Option(min=0, help="Stop after this many minutes; rerun to continue.")
     ] = None,
     scale: Annotated[str, typer.Option(help="Another protocol: smoke, small or modern. Never the paper's.")] = "",
     form: Annotated[
@@ -65,7 +65,7 @@ def reproduce_command(
 ) -> None:
     """Run a table or figure of the paper again: published numbers, ours, and each method's control arm.
 
-    What was stopped goes on with the same command.
+    Rerun the command to continue.
 
     [bold]mapl reproduce res_hetero --scale smoke[/bold]
         tries everything, in minutes
@@ -231,7 +231,7 @@ def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool
     left = [work for work in works if work.key not in store]
     rates = Rates.of(store.runs.values(), left[0].recipe) if left else Rates()
     if left and measured and not rates.known:
-        print("measuring two rounds of the first run, of which nothing is saved", file=sys.stderr, flush=True)
+        print("measuring two rounds of the first run (not saved)", file=sys.stderr, flush=True)
         try:
             rates = measure(left[0].recipe)
         except MaplError as error:  # data that is not here yet: the plan is as good without
