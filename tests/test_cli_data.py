@@ -21,6 +21,7 @@ from mapl import MaplError
 from mapl.cli.data import app
 from mapl.data.published import md5
 from mapl.data.sources.mnist import Mnist
+from mapl.names import DASH
 from test_data_sources import cinic, mnist
 
 
@@ -66,7 +67,7 @@ def test_list_says_what_is_found(tmp_path: Path) -> None:
     assert "found" in lines["mnist"]
     assert "handwritten digits" in lines["mnist"]
     assert "missing" in lines["cifar10"]
-    assert lines["digits"].split()[1] == "-"
+    assert lines["digits"].split()[1] == DASH
     found = json.loads(data("list", "--folder", tmp_path, "--json"))
     assert found["folder"] == str(tmp_path)
     assert found["data"]["mnist"]["files"] == "found"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mapl import plugins
 from mapl.errors import MaplError, unknown
-from mapl.names import printable
+from mapl.names import DASH, printable
 from mapl.terminal.messages import console, say, warn
 from mapl.terminal.options import JsonOption, TrustOption
 
@@ -173,8 +173,8 @@ CELLS: dict[str, Callable[[Arm], str]] = {
     **{heading: lambda arm: arm.value.text() for heading in HEADINGS.values()},
     "std": lambda arm: f"{100 * arm.spread:.1f}",
     "gain": gain_text,
-    WAY: lambda arm: arm.way or "–",
-    "inside": lambda arm: "–" if arm.inside is None else f"{arm.inside:.2f}",
+    WAY: lambda arm: arm.way or DASH,
+    "inside": lambda arm: DASH if arm.inside is None else f"{arm.inside:.2f}",
     "messages": lambda arm: f"{arm.messages:,.0f}",
     "MiB": lambda arm: f"{arm.bytes / 2**20:,.1f}",
     "s": lambda arm: f"{arm.seconds:,.0f}",

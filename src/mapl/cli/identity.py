@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from mapl.cli.recipe_options import ClientsOption, RoundsOption, compose_recipe
-from mapl.names import printable
+from mapl.names import DASH, printable
 from mapl.terminal.messages import console, say
 from mapl.terminal.options import JsonOption
 
@@ -165,9 +165,9 @@ def list_command(folder: Folder, as_json: JsonOption = False) -> None:
         return
     table = Table("name", "number", "expires", "hosts", "state")
     for row in rows:
-        number = "–" if row["number"] is None else str(row["number"])
-        expires = (row["expires"] or "–")[:10]
-        table.add_row(row["name"], number, expires, printable(", ".join(row["hosts"])) or "–", row["state"])
+        number = DASH if row["number"] is None else str(row["number"])
+        expires = (row["expires"] or DASH)[:10]
+        table.add_row(row["name"], number, expires, printable(", ".join(row["hosts"])) or DASH, row["state"])
     console().print(table)
     role = "the authority" if identity.is_authority else "a member"
     say(f"network {identity.network} ({identity.network_id}), seen by {_who(identity)}, {role}")

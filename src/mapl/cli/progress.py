@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from mapl.names import DASH
 from mapl.pace import Pace
 from mapl.terminal.progress import Show, progress
 
@@ -34,7 +35,7 @@ class RoundProgress:
     def __init__(self, rounds: int, show: Show):
         self.rounds = rounds
         self.show = show
-        self.accuracy = "–"
+        self.accuracy = DASH
         self.pace = Pace()
 
     def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
