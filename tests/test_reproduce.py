@@ -279,7 +279,7 @@ def test_the_same_command_goes_on_after_a_kill_or_ctrl_c(number, code, data, lon
     before = lasting(out)
     assert 1 <= len(before) < 3
     if number == signal.SIGINT:
-        assert "the same command goes on" in log.read_text()
+        assert "rerun the command to continue" in log.read_text()
     (left,) = (out / RUNS).glob("*")
     played = (left / "history.jsonl").read_bytes().count(b"\n")
     told = [json.loads(line) for line in cli(*arguments, "--json").splitlines()]

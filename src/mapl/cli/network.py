@@ -23,7 +23,7 @@ from mapl.cli.recipe_options import (
 )
 from mapl.cli.runs import sentences
 from mapl.errors import MaplError
-from mapl.terminal.interrupt import Interrupt, leave
+from mapl.terminal.interrupt import Interrupt, leave, stopped
 from mapl.terminal.messages import console, say
 from mapl.terminal.options import SetOption
 
@@ -61,8 +61,8 @@ def up_command(
     """Start a process for each client of a recipe, show them live, and report as for a simulated run.
 
     Every peer has an identity, a settings file and a folder of its own under
-    --out. After Ctrl-C the same command goes on where they stopped. With default
-    settings the result equals that of `mapl run`, to the bit.
+    --out. After Ctrl-C, rerun the command to continue. With default settings the
+    result equals that of `mapl run`, to the bit.
 
     [bold]mapl network up --peers 5[/bold]
     [bold]mapl network up recipe.toml --out networks/mine[/bold]
@@ -89,9 +89,9 @@ def up_command(
             _watch(network, files, interrupt)
             failed = [n for n in range(len(files)) if network.status(n) not in (0, None)]
     except KeyboardInterrupt:
-        leave("stopped at once; the same command goes on from the last round of each peer", interrupt.status)
+        leave(stopped("at once; the last round of each peer is saved"), interrupt.status)
     if interrupt():
-        leave("stopped and saved; the same command goes on from here", interrupt.status)
+        leave(stopped("and saved"), interrupt.status)
     if failed:
         log = files[failed[0]].parent / "peer.log"
         raise MaplError(f"{name_of(failed[0])} failed: {_last_line(log)} (see {log})")

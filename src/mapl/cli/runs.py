@@ -38,7 +38,7 @@ from mapl.cli.recipe_options import (
 )
 from mapl.cli.sweep import is_sweep, sweep
 from mapl.errors import MaplError
-from mapl.terminal.interrupt import Interrupt, leave
+from mapl.terminal.interrupt import Interrupt, leave, stopped
 from mapl.terminal.messages import say, warn
 from mapl.terminal.options import SetOption, TrustOption
 
@@ -94,7 +94,8 @@ def run_command(
 
     Several methods, values or seeds (the last examples) are several runs, side by
     side, with their control arms, and end with a table that compares them. After
-    a stop or a crash the same command goes on; what is done is not repeated.
+    Ctrl-C or a crash, rerun the command to continue: finished runs are not
+    repeated.
 
     A recipe can name code (package.module:Name), which is imported and run: trust
     a recipe file as you would a script.
@@ -189,7 +190,7 @@ def resume_command(
     The result is the same as if it had never stopped, in one process as in any
     number of shards, wherever it began.
 
-    [bold]mapl resume runs/mine[/bold]                go on to the recipe's last round
+    [bold]mapl resume runs/mine[/bold]                to the recipe's last round
     [bold]mapl resume runs/mine --rounds 400[/bold]   or beyond it
     [bold]mapl resume runs/mine --engine ray --shards 2[/bold]
     """
@@ -226,7 +227,8 @@ def stoppable(folder: Path, again: str = "") -> Iterator[Interrupt]:
             yield interrupt
     except KeyboardInterrupt:
         begun = (folder / RECIPE).is_file()
-        leave("stopped at once" + (f"; continue with: mapl resume {folder}{again}" if begun else ""), interrupt.status)
+        last_words = stopped("at once", f"mapl resume {folder}{again}") if begun else "stopped at once"
+        leave(last_words, interrupt.status)
 
 
 def conclude(record: Record, as_json: bool, profiled: bool, stopped: int, again: str = "") -> None:
@@ -276,10 +278,11 @@ def sentences(record: Record, resumed_with: str = "") -> list[str]:
     from mapl.recipe import names_code
 
     if not record.finished:
-        stopped = f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, saved in {record.folder}"
+        saved = f"after round {len(record.rounds)} of {record.recipe.rounds}, saved in {record.folder}"
+        if not record.whole:  # a part needs its transport
+            return [f"stopped {saved}"]
         trust = " --trust" if names_code(record.recipe) else ""
-        again = f"continue with: mapl resume {record.folder}{trust}{resumed_with}"
-        return [stopped, again] if record.whole else [stopped]  # a part needs its transport
+        return [stopped(saved, f"mapl resume {record.folder}{trust}{resumed_with}")]
     clients = "1 client" if len(record.clients) == 1 else f"{len(record.clients)} clients"
     lines = [
         f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} over {clients} "

@@ -15,7 +15,7 @@ import typer
 from mapl.errors import MaplError
 from mapl.pace import duration
 from mapl.paper.tables import FURTHER, TABLES, cells
-from mapl.terminal.interrupt import Interrupt
+from mapl.terminal.interrupt import Interrupt, stopped
 from mapl.terminal.messages import say, warn
 from mapl.terminal.options import JsonOption, SetOption
 from mapl.terminal.progress import progress
@@ -117,7 +117,7 @@ def reproduce_command(
         if page:
             _write_page(store)
     if not whole:
-        print("stopped and saved; the same command goes on from here", file=sys.stderr)
+        print(stopped("and saved"), file=sys.stderr)
         if time.monotonic() < end:
             sys.exit(interrupt.status)
 
@@ -146,7 +146,7 @@ def _next(
         if page:
             _write_page(store)
     if interrupt():
-        print("stopped and saved; the same command goes on from here", file=sys.stderr)
+        print(stopped("and saved"), file=sys.stderr)
         sys.exit(interrupt.status)
 
 
