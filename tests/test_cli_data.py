@@ -133,10 +133,10 @@ def test_check_with_a_live_bar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cinic(tmp_path)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("mapl.cli.own.PATIENCE", 0.0)
     app(["check", "cinic10", "--folder", str(tmp_path)], standalone_mode=False)
-    assert "reading cinic10: 100 %" in capsys.readouterr().out
+    assert "reading cinic10: 100 %" in capsys.readouterr().err
 
 
 def test_check_ones_own(tmp_path: Path) -> None:

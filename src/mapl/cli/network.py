@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 
 from mapl.cli.peer import overview
@@ -24,7 +24,7 @@ from mapl.cli.recipe_options import (
 from mapl.cli.runs import sentences
 from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave, stopped
-from mapl.terminal.messages import console, say
+from mapl.terminal.messages import say
 from mapl.terminal.options import SetOption
 
 if TYPE_CHECKING:
@@ -119,11 +119,12 @@ def _files(out: Path, recipe: Any, asynchronous: bool) -> list[Path]:
 def _watch(network: LocalNetwork, files: list[Path], interrupt: Interrupt) -> None:
     """Show all peers until all have ended. A signal is passed on to them, once."""
     passed_on = False
-    with Live(Group(), console=console(), refresh_per_second=4, transient=True) as live:
+    screen = Console(stderr=True, markup=False, emoji=False)
+    with Live(Group(), console=screen, refresh_per_second=4, transient=True, redirect_stdout=False) as live:
         last = -1
         while any(network.running(number) for number in range(len(files))):
             trees = _trees(files)
-            if sys.stdout.isatty():
+            if sys.stderr.isatty():
                 live.update(overview(trees) if trees else Group())
             elif trees and (least := min(tree["round"] for tree in trees)) * 10 // trees[0]["rounds"] > last:
                 last = least * 10 // trees[0]["rounds"]

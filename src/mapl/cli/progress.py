@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import fmean
@@ -25,7 +24,7 @@ def observing(rounds: int, as_json: bool) -> Iterator[Observer]:
     if as_json:
         yield _json_line
         return
-    with progress(sys.stdout) as show:
+    with progress() as show:
         yield RoundProgress(rounds, show)
 
 
