@@ -66,12 +66,12 @@ def compare_command(
     check_kinds(to or [])
     which = known_metric(metric)
     with plugins.looking(trust):
-        arms, found = compared(load_runs(folders), which)
+        arms, differences = compared(load_runs(folders), which)
     if not arms:
         raise MaplError("there is nothing to compare: none of these runs has been tested yet; resume them")
-    show_comparison(arms, found, as_json)
+    show_comparison(arms, differences, as_json)
     for path in to or []:
-        for file in write_comparison(path, arms, found):
+        for file in write_comparison(path, arms, differences):
             (warn if as_json else say)(f"written: {file}")
 
 
@@ -93,13 +93,13 @@ def compared(records: Sequence[Record], metric: Metric = "accuracy") -> tuple[li
     return compare(records, metric), differences(records, metric)
 
 
-def show_comparison(arms: Sequence[Arm], found: Sequence[Difference], as_json: bool = False) -> None:
+def show_comparison(arms: Sequence[Arm], differences: Sequence[Difference], as_json: bool = False) -> None:
     """Print a comparison."""
     if as_json:
-        values = {"arms": [arm.as_dict() for arm in arms], "differences": [d.as_dict() for d in found]}
+        values = {"arms": [arm.as_dict() for arm in arms], "differences": [d.as_dict() for d in differences]}
         print(json.dumps(values, indent=1))
     else:
-        print_tables(arms, found)
+        print_tables(arms, differences)
 
 
 def load_runs(folders: Sequence[Path]) -> list[Record]:
@@ -118,17 +118,17 @@ def load_runs(folders: Sequence[Path]) -> list[Record]:
     return records
 
 
-def print_tables(arms: Sequence[Arm], found: Sequence[Difference]) -> None:
+def print_tables(arms: Sequence[Arm], differences: Sequence[Difference]) -> None:
     """Print arms as a table, their differences as another, and below them what the numbers alone do not say."""
     from mapl.analysis.files import remarks
 
     out = console()
     out.print(table(arms, out.width))
-    if found:
-        out.print(_differences(found[:MOST]))
-    if len(found) > MOST:
-        say(f"{len(found) - MOST} more differences: all of them with --to FILE.csv")
-    for remark in remarks(arms, found):
+    if differences:
+        out.print(_differences(differences[:MOST]))
+    if len(differences) > MOST:
+        say(f"{len(differences) - MOST} more differences: all of them with --to FILE.csv")
+    for remark in remarks(arms, differences):
         say(remark)
 
 
@@ -136,14 +136,14 @@ MOST = 15
 """Differences that a terminal shows."""
 
 
-def _differences(found: Sequence[Difference]) -> Table:
+def _differences(differences: Sequence[Difference]) -> Table:
     from mapl.analysis.files import difference_texts
 
     result = Table()
-    for title in difference_texts(found[0]):
+    for title in difference_texts(differences[0]):
         wide = title in ("first", "second", "")
         result.add_column(title, overflow="fold", justify="left" if wide else "right", no_wrap=not wide)
-    for difference in found:
+    for difference in differences:
         result.add_row(*map(printable, difference_texts(difference).values()))
     return result
 

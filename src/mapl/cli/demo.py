@@ -91,10 +91,10 @@ def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:
         for arm, tree in ARMS.items():
             name = f"{arm}-seed{seed}"
             warmup = {"method": {"warmup": 4}} if quick and str(tree["method"]).startswith("mapl") else {}
-            whole = {"seed": seed, "name": name}
+            recipe_tree = {"seed": seed, "name": name}
             for layer in (COMMON, over, {**tree, "method": {"name": tree["method"]}}, warmup):
-                whole = merge(whole, layer)
-            jobs.append(Job(arm, whole, out / name))
+                recipe_tree = merge(recipe_tree, layer)
+            jobs.append(Job(arm, recipe_tree, out / name))
     return jobs
 
 
@@ -102,9 +102,9 @@ def _no_findings() -> str:
     """Not even a ranking: after a few rounds the arms may be in another order than at the end."""
     from mapl.recipe import compose
 
-    whole = compose(("demo", COMMON))[0].rounds
+    rounds = compose(("demo", COMMON))[0].rounds
     return (
-        f"{QUICK['rounds']} of {whole} rounds only show that everything works. "
+        f"{QUICK['rounds']} of {rounds} rounds only show that everything works. "
         "Run the demo without --quick to see what letters add."
     )
 

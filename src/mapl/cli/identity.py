@@ -65,11 +65,12 @@ def create_command(
 
     method = None if recipe else "courier"
     composed, _ = compose_recipe(recipe, None, method=method, clients=clients, rounds=rounds)
-    made = create_network(name, me, host, composed, out or Path(name), number)
-    say(f"network {made.network} ({made.network_id}) made in {made.folder}: {_who(made)} of {made.clients} clients")
-    say(f"keep {made.folder / 'ca.key'} to yourself, and keep a copy: without it nobody can invite or revoke members")
-    say(f"next: mapl peer init --identity {made.folder} --data YOUR_IMAGES, which says which classes there are")
-    say(f"then: mapl identity invite {made.folder} NAME --at HOST:PORT")
+    identity = create_network(name, me, host, composed, out or Path(name), number)
+    say(f"network {_network(identity)} made in {identity.folder}: {_who(identity)} of {identity.clients} clients")
+    key = identity.folder / "ca.key"
+    say(f"keep {key} to yourself, and keep a copy: without it nobody can invite or revoke members")
+    say(f"next: mapl peer init --identity {identity.folder} --data YOUR_IMAGES, which says which classes there are")
+    say(f"then: mapl identity invite {identity.folder} NAME --at HOST:PORT")
 
 
 @app.command("invite")
@@ -99,10 +100,11 @@ def invite_command(
 
     identity = Identity.load(folder)
     path = Path(f"{name}.invitation")
-    made = invite(identity, name, at, path, number, days, again)
-    say(f"invitation for {made.name}, number {made.number}, written to {path}: a secret, good once, for {days} days")
-    say(f"while it is used, this has to run: mapl identity serve {folder} --listen {made.enrolment}")
-    if made.agreement is None:
+    invitation = invite(identity, name, at, path, number, days, again)
+    whom = f"{invitation.name}, number {invitation.number}"
+    say(f"invitation for {whom}, written to {path}: a secret, good once, for {days} days")
+    say(f"while it is used, this has to run: mapl identity serve {folder} --listen {invitation.enrolment}")
+    if invitation.agreement is None:
         say("it does not say which classes there are: for members' own data, mapl peer init --data comes before invite")
 
 
@@ -138,11 +140,15 @@ def join_command(
     from mapl.peer.joining import join
 
     given = Invitation.load(invitation)
-    made = join(given, host, out or Path(given.network))
-    say(f"joined network {made.network} ({made.network_id}) in {made.folder}: {_who(made)} of {made.clients} clients")
-    say(f"members: {', '.join(made.members())}")
+    identity = join(given, host, out or Path(given.network))
+    say(f"joined network {_network(identity)} in {identity.folder}: {_who(identity)} of {identity.clients} clients")
+    say(f"members: {', '.join(identity.members())}")
     say(f"{invitation} is used up, and can be removed")
-    say(f"next: mapl peer init --identity {made.folder}")
+    say(f"next: mapl peer init --identity {identity.folder}")
+
+
+def _network(identity: Identity) -> str:
+    return f"{identity.network} ({identity.network_id})"
 
 
 def _who(identity: Identity) -> str:
@@ -170,7 +176,7 @@ def list_command(folder: Folder, as_json: JsonOption = False) -> None:
         table.add_row(row["name"], number, expires, printable(", ".join(row["hosts"])) or DASH, row["state"])
     console().print(table)
     role = "the authority" if identity.is_authority else "a member"
-    say(f"network {identity.network} ({identity.network_id}), seen by {_who(identity)}, {role}")
+    say(f"network {_network(identity)}, seen by {_who(identity)}, {role}")
 
 
 def _row(name: str, state: str, number: int | None = None, expires: Any = None, hosts: Any = ()) -> dict[str, Any]:

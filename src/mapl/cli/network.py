@@ -11,16 +11,8 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
+from mapl.cli import recipe_options as options
 from mapl.cli.peer import overview
-from mapl.cli.recipe_options import (
-    DataOption,
-    MethodOption,
-    RecipeArgument,
-    RoundsOption,
-    ScenarioOption,
-    SeedOption,
-    compose_recipe,
-)
 from mapl.cli.runs import sentences
 from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave, stopped
@@ -41,19 +33,19 @@ app = typer.Typer(
 
 
 @app.callback()
-def options() -> None:
+def _options() -> None:
     """Options of `mapl network` itself."""
 
 
 @app.command("up")
 def up_command(
-    recipe: RecipeArgument = None,
+    recipe: options.RecipeArgument = None,
     peers: Annotated[int | None, typer.Option(min=2, help="Number of peers. Default: the recipe's clients.")] = None,
-    method: MethodOption = None,
-    data: DataOption = None,
-    scenario: ScenarioOption = None,
-    rounds: RoundsOption = None,
-    seed: SeedOption = None,
+    method: options.MethodOption = None,
+    data: options.DataOption = None,
+    scenario: options.ScenarioOption = None,
+    rounds: options.RoundsOption = None,
+    seed: options.SeedOption = None,
     settings: SetOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the peers and the joined run.")] = Path("networks/local"),
     asynchronous: Annotated[bool, typer.Option("--async", help="Peers never wait for each other.")] = False,
@@ -70,7 +62,7 @@ def up_command(
     from mapl.peer.local import LocalNetwork, name_of
     from mapl.peer.process import check_real
 
-    composed, _ = compose_recipe(
+    composed, _ = options.compose_recipe(
         recipe,
         settings,
         method=method or (None if recipe else "courier"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mapl.cli import recipe_options as options
 from mapl.cli.cluster import (
     AddressOption,
     EngineOption,
@@ -25,17 +26,6 @@ from mapl.cli.cluster import (
 )
 from mapl.cli.own import introduced, reading
 from mapl.cli.progress import observing
-from mapl.cli.recipe_options import (
-    ClientsOption,
-    DataOption,
-    MethodOption,
-    RecipeArgument,
-    RoundsOption,
-    ScenarioOption,
-    SeedOption,
-    TopologyOption,
-    compose_recipe,
-)
 from mapl.cli.sweep import is_sweep, sweep
 from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave, stopped
@@ -63,14 +53,14 @@ RoundsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for 
 
 
 def run_command(
-    recipe: RecipeArgument = None,
-    method: MethodOption = None,
-    data: DataOption = None,
-    scenario: ScenarioOption = None,
-    clients: ClientsOption = None,
-    rounds: RoundsOption = None,
-    topology: TopologyOption = None,
-    seed: SeedOption = None,
+    recipe: options.RecipeArgument = None,
+    method: options.MethodOption = None,
+    data: options.DataOption = None,
+    scenario: options.ScenarioOption = None,
+    clients: options.ClientsOption = None,
+    rounds: options.RoundsOption = None,
+    topology: options.TopologyOption = None,
+    seed: options.SeedOption = None,
     settings: SetOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; default: made from its settings.")] = None,
     out: Annotated[Path, typer.Option(help="Parent folder of the run's own folder.")] = Path("runs"),
@@ -119,7 +109,7 @@ def run_command(
                 "--engine, --address, --shards, --gpus-per-shard and --plan are for one run: give one method, one "
                 "value of each setting, and no --seeds"
             )
-        options = {"data": data, "scenario": scenario, "clients": clients, "rounds": rounds, "topology": topology}
+        given = {"data": data, "scenario": scenario, "clients": clients, "rounds": rounds, "topology": topology}
         controls = not no_controls
         sweep(
             recipe,
@@ -131,7 +121,7 @@ def run_command(
             method=method,
             seed=seed,
             name=name,
-            **options,
+            **given,
         )
         return
     from mapl.data.loading import keeping_data
@@ -141,7 +131,7 @@ def run_command(
 
     with keeping_data():
         with reading():
-            composed, _ = compose_recipe(
+            composed, _ = options.compose_recipe(
                 recipe,
                 settings,
                 method=method,
