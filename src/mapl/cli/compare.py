@@ -34,7 +34,7 @@ def compare_command(
     metric: Annotated[
         str,
         typer.Option(
-            help="What gains and differences are in: accuracy, worst_tenth (of the clients), macro_f1, "
+            help="Metric of gains and differences: accuracy, worst_tenth (of the clients), macro_f1, "
             "balanced_accuracy or calibration_error.",
         ),
     ] = "accuracy",
@@ -50,12 +50,12 @@ def compare_command(
     Methods are also compared with each other, in pairs with equal seeds,
     corrected for how many comparisons there are (Holm's method).
 
-    Below the tables: over how many pairs each gain is, and every setting in which
-    the rows differ beside the method.
+    Below the tables stand the number of pairs behind each gain, and the settings
+    other than the method in which the rows differ.
 
-    If there are also runs with [bold]--topology none --set
-    partition.pooled=true[/bold], which train on all data of their cluster, the
-    table shows how much of the way from the control to them an arm has made.
+    Runs with [bold]--topology none --set partition.pooled=true[/bold] train on
+    all data of their cluster. If there are some, the table shows which share of
+    the way from its control to them each arm has made.
 
     [bold]mapl compare runs[/bold]                  all runs in a folder
     [bold]mapl compare runs/digits-*[/bold]         some of them

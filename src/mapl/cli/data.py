@@ -161,7 +161,7 @@ def show_command(
     seed: SeedOption = None,
     folder: FolderOption = None,
     settings: SetOption = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw it, into this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -157,7 +157,7 @@ def _who(identity: Identity) -> str:
 
 @app.command("list")
 def list_command(folder: Folder, as_json: JsonOption = False) -> None:
-    """List the members that this identity knows, who was revoked, and invitations that nobody has used.
+    """List the members that this identity knows, revoked members, and unused invitations.
 
     [bold]mapl identity list clinics[/bold]
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mapl.peer.local import LocalNetwork
 
 app = typer.Typer(
-    help="""Run a network of real peers on this machine: a process each, over QUIC with mutual TLS.
+    help="""Run a network of real peers on this machine: one process per peer, over QUIC with mutual TLS.
 
 [bold]mapl network up --peers 5[/bold]                        couriers on handwritten digits
 [bold]mapl network up recipe.toml --out networks/mine[/bold]  your recipe""",

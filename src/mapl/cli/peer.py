@@ -55,7 +55,7 @@ def init_command(
         ),
     ] = None,
     backbone: Annotated[
-        str, typer.Option(help="Your architecture (mapl list backbones). Default: what the recipe deals you.")
+        str, typer.Option(help="Your architecture (mapl list backbones). Default: the recipe's choice.")
     ] = "",
     listen: Annotated[
         str | None, typer.Option(help="Where to listen for others.", metavar="HOST:PORT", show_default="0.0.0.0:7447")
@@ -99,8 +99,8 @@ def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_j
     """Train this peer's client to the last round of the network's recipe.
 
     After Ctrl-C, a crash or kill -9, rerun the command to continue.
-    The peer waits for letters of others as \\[wait] in PEER.toml says, and goes
-    on without those that do not come.
+    \\[wait] in PEER.toml says how long the peer waits for letters of others. Then
+    it goes on without them.
 
     [bold]mapl peer run PEER.toml[/bold]
     """
@@ -161,7 +161,7 @@ def alone_command(file: File = Path("PEER.toml"), trust: TrustOption = False) ->
 def export_command(
     file: File = Path("PEER.toml"),
     to: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path("model"),
-    format: Annotated[Format, typer.Option(help="As mapl export has it.")] = Format.SAFETENSORS,
+    format: Annotated[Format, typer.Option(help="The format; see mapl export.")] = Format.SAFETENSORS,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     trust: TrustOption = False,
 ) -> None:
@@ -191,7 +191,7 @@ def status_command(
     files: Annotated[list[Path], typer.Argument(help="Settings of peers on this machine.", metavar="PEER.toml...")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a peer is: its round, whom it listens to, letters in and out, refused ones and why, accuracy.
+    """Show the state of a peer: its round, whom it listens to, letters in and out, refused ones and why, accuracy.
 
     [bold]mapl peer status PEER.toml[/bold]
     """
@@ -206,7 +206,7 @@ def status_command(
 @app.command("watch")
 def watch_command(
     files: Annotated[list[Path], typer.Argument(help="Settings of peers on this machine.", metavar="PEER.toml...")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
     """Show peers live, until all of them are done or Ctrl-C.
 

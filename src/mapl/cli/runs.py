@@ -71,7 +71,7 @@ def run_command(
         int | None, typer.Option(min=1, help="Number of seeds, starting at --seed, each with its control arm.")
     ] = None,
     no_controls: Annotated[
-        bool, typer.Option("--no-controls", help="With several runs: without their control arms.")
+        bool, typer.Option("--no-controls", help="With several runs: leave out their control arms.")
     ] = False,
     engine: EngineOption = None,
     address: AddressOption = None,
@@ -80,12 +80,11 @@ def run_command(
     plan: PlanOption = False,
     as_json: RoundsJsonOption = False,
 ) -> None:
-    """Train as a recipe says, and save the run in runs/. Ctrl-C or SIGTERM saves and stops.
+    """Train what a recipe says, and save the run in runs/. Ctrl-C or SIGTERM saves and stops.
 
-    Several methods, values or seeds (the last examples) are several runs, side by
-    side, with their control arms, and end with a table that compares them. After
-    Ctrl-C or a crash, rerun the command to continue: finished runs are not
-    repeated.
+    Several methods, values or seeds (see the examples) are several runs, with
+    their control arms. A table at the end compares them. After Ctrl-C or a crash,
+    rerun the command to continue: finished runs are not repeated.
 
     A recipe can name code (package.module:Name), which is imported and run: trust
     a recipe file as you would a script.
@@ -97,7 +96,7 @@ def run_command(
     [bold]mapl run my.toml --seed 1 --set partition.shots=5[/bold]
     [bold]mapl run --method local,mapl,courier --seeds 5[/bold]
     [bold]mapl run --set train.learning_rate=0.001,0.0001[/bold]
-    [bold]mapl run --engine ray --shards 4 --plan[/bold]   four processes: what it would take
+    [bold]mapl run --engine ray --shards 4 --plan[/bold]   what four processes take
     """
     if is_sweep(method, settings, seeds):
         if overwrite or log or profile:
@@ -177,8 +176,8 @@ def resume_command(
 ) -> None:
     """Continue a run that was stopped or killed, from its newest intact checkpoint.
 
-    The result is the same as if it had never stopped, in one process as in any
-    number of shards, wherever it began.
+    The result is the same as without a stop, in one process or in any number of
+    shards.
 
     [bold]mapl resume runs/mine[/bold]                to the recipe's last round
     [bold]mapl resume runs/mine --rounds 400[/bold]   or beyond it

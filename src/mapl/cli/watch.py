@@ -28,9 +28,8 @@ def watch_command(
 ) -> None:
     """Open a live page of your runs: the network as it moves, accuracy, letters, time left.
 
-    It follows runs that are under way and opens finished ones. Only this machine
-    can reach it, at the address that is printed. Ctrl-C ends it, and changes
-    nothing about the runs.
+    It follows running runs and opens finished ones. Only this machine can reach
+    it, at the address that is printed. Ctrl-C ends the page, not the runs.
 
     [bold]mapl watch[/bold]             all runs in runs/
     [bold]mapl watch runs/mine[/bold]   one run, with its control arm if it is there
