@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -210,6 +211,15 @@ def command(arguments: list[str], output: Path) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     sys.argv = ["mapl", *arguments]
     mapl.cli.main()
+
+
+def line_with(*parts: object) -> str:
+    """A pattern for a line that has these in this order, whatever stands between them. A number is all of its digits."""
+    patterns = []
+    for text in map(str, parts):
+        before, after = r"(?<![\d.,])" * text[0].isdigit(), r"(?!\d)" * text[-1].isdigit()
+        patterns.append(f"{before}{re.escape(text)}{after}")
+    return ".*".join(patterns)
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from mapl.data.augment import NONE, PAPER, PLAIN, RELEASED, Augmentation, AugmentSettings, blur_kernel_size
+from mapl.data.augment import NONE, PLAIN, RELEASED, Augmentation, AugmentSettings, blur_kernel_size
 from mapl.errors import MaplError
 from mapl.keys import generator
 
 Shape = tuple[int, int, int]
+PAPER = RELEASED.model_copy(update={"blur": 0.5})
+"""The augmentation in the paper's appendix."""
 few = hypothesis_settings(deadline=None, max_examples=30)
 
 

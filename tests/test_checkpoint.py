@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import mapl
 import mapl.runs.checkpoint
 import mapl.runs.files
-from conftest import command, in_child, small, stop_after, written
+from conftest import command, in_child, line_with, small, stop_after, written
 from mapl import MaplError, Recipe
 from mapl.recipe import to_toml
 from mapl.runs.checkpoint import Checkpoint, Writer, latest, load, save
@@ -85,7 +85,7 @@ def test_a_checkpoint_has_the_bytes_that_safetensors_would_write(tmp_path_factor
 
 
 def test_a_tensor_that_cannot_be_saved_is_named(tmp_path):
-    with pytest.raises(MaplError, match=r"'server.x' cannot be saved in a checkpoint: it is torch.complex128"):
+    with pytest.raises(MaplError, match=line_with("'server.x'", "cannot be saved", "torch.complex128")):
         save(tmp_path, 1, {"server.x": torch.zeros(1, dtype=torch.complex128)}, keep=1)
 
 
@@ -119,7 +119,7 @@ def test_any_flipped_byte_is_noticed(tmp_path_factory, place, mask):
     data = bytearray(path.read_bytes())
     data[place % len(data)] ^= mask
     path.write_bytes(data)
-    with pytest.raises(MaplError, match=r"checkpoint '.*' is damaged \(its contents do not match its name\)"):
+    with pytest.raises(MaplError, match=line_with("checkpoint", "damaged", "contents", "name")):
         load(path)
 
 
@@ -339,9 +339,7 @@ def test_a_full_disk_is_a_sentence_and_costs_no_more_than_the_rounds_since_the_l
 
     with monkeypatch.context() as patch:
         patch.setattr("mapl.runs.checkpoint.write_parts", full)
-        with pytest.raises(
-            MaplError, match=r"could not be written \(.*No space left.*\); nothing before its last checkpoint is lost"
-        ):
+        with pytest.raises(MaplError, match=line_with("could not be written", "No space left", "last checkpoint")):
             mapl.run(recipe, tmp_path / "run")
     assert strangers(tmp_path / "run") == []
     assert [int(p.name[:6]) for p in checkpoints(tmp_path / "run")] == list(range(2, round, 2))

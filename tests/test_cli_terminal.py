@@ -67,12 +67,15 @@ def test_counting_says_percent_and_nothing_while_the_whole_is_unknown(clock, cap
 
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
     with progress() as show:
         show(1, 4, "round 1/4 [not markup]", 12.0)
-    said = capsys.readouterr().out
+        print("a result")
+    captured = capsys.readouterr()
+    assert captured.out == "a result\n", "as in mapl run > file"
+    said = captured.err
     assert "[not markup]" in said
     assert "12 s left" in said
     assert "\x1b[" in said
@@ -128,4 +131,4 @@ def test_an_environment_that_is_not_utf_8_does_not_end_a_run(environment, tmp_pa
     everything = {**os.environ, **environment}
     done = subprocess.run([sys.executable, "-m", "mapl", *RUN], cwd=tmp_path, env=everything, capture_output=True)
     assert done.returncode == 0, done.stderr
-    assert b"accuracy ?" in done.stdout
+    assert b"accuracy ?" in done.stderr

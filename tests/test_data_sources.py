@@ -120,9 +120,7 @@ def test_a_hostile_pickle_is_not_run(tmp_path: Path, protocol: int) -> None:
     marker = tmp_path / "marker"
     poisoned = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     poisoned.write_bytes(pickle.dumps({b"data": Hostile(marker), b"labels": [1]}, protocol))
-    with pytest.raises(
-        MaplError, match=r"data_batch_3' is not a file of data: its pickle asks for \w+\.system.*nothing"
-    ):
+    with pytest.raises(MaplError, match=r"data_batch_3'.*pickle asks for \w+\.system.*nothing"):
         load("cifar10", tmp_path)
     assert not marker.exists()
     pickle.loads(poisoned.read_bytes())  # it is hostile indeed

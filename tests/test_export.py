@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import mapl
-from conftest import small
+from conftest import line_with, small
 from mapl import MaplError
 from mapl.cli.export import export_command
 from mapl.client import Client
@@ -156,7 +156,7 @@ def test_what_exists_is_not_overwritten_unless_asked(run: Path, tmp_path: Path) 
 
 
 def test_what_cannot_be_exported_is_one_sentence(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(MaplError, match="there is no client 4: the run has clients 0 to 3"):
+    with pytest.raises(MaplError, match=line_with("no client 4", "0 to 3")):
         export_run(run, tmp_path, [4])
     with pytest.raises(MaplError, match="unknown format 'onnx'"):
         export_run(run, tmp_path, kind="onnx")  # type: ignore[arg-type]

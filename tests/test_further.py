@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -9,6 +10,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from conftest import line_with
 from mapl.analysis.control import control_of, is_ceiling
 from mapl.paper import overview
 from mapl.paper.further import contests, contests_table
@@ -106,9 +108,9 @@ def test_the_first_paragraph_counts_what_is_there(store):
     found = [result for name in TABLES for result in results(name, store)]
     text = overview.in_a_minute(found, contests(store))
     assert f"{len(found)} of 302 cells are filled" in text
-    assert "MAPL beats other methods holds in 2 of 2 comparisons" in text
-    assert "letters are the reason does not show: they gain -0.5 points on CIFAR10" in text
-    assert "+6.0 ± 0.0 points (CIFAR10, scenario 1, heterogeneous, the paper's protocol)" in text
+    assert re.search(line_with("MAPL beats other methods", "2 of 2"), text)
+    assert re.search(line_with("letters are the reason", "not", "-0.5 points", "CIFAR10"), text)
+    assert re.search(line_with("+6.0 ± 0.0 points", "CIFAR10, scenario 1, heterogeneous", "paper's protocol"), text)
     assert "Couriers have not been run" in overview.in_a_minute(found, [])
     assert "0 of 302 cells" in overview.in_a_minute([], [])
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import mapl
-from conftest import skip_without_umap
+from conftest import line_with, skip_without_umap
 from mapl import Dataset, Features, Images, MaplError, Recipe, Tokens
 from mapl.data.kinds import FeatureAugmentation, FeatureSettings, normal
 from mapl.runs.export import export_run, load_model
@@ -121,7 +121,7 @@ def test_a_backbone_for_another_kind_is_refused(kind: str, backbone: str, said: 
 
 def test_a_method_that_compares_images_says_so() -> None:
     skip_without_umap("flt")
-    with pytest.raises(MaplError, match="'flt' compares clients by their images, and these are rows of 5 numbers"):
+    with pytest.raises(MaplError, match=line_with("'flt'", "images", "rows of 5 numbers")):
         build_part(recipe("flt", model={"backbones": ["mlp"]}), dataset("table"))
 
 

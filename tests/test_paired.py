@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import mapl
-from conftest import small
+from conftest import line_with, small
 from mapl import Record
 from mapl.analysis.compare import Estimate, compare
 from mapl.analysis.files import KINDS, write_comparison
@@ -145,7 +146,7 @@ def test_latex_compiles_whatever_the_labels_are(tmp_path):
     (page,) = write_comparison(tmp_path / "a.tex", compare(drawn(2, 4)[1]), [odd])
     text = page.read_text(encoding="utf-8")
     escaped = r"50 \% of a\_b \& c\textasciicircum{}d \textbackslash{}input\{x\} \textasciitilde{} \#1 \$2\$ $<$"
-    assert f"{escaped} & b\\textbackslash{{}}x1b & 2 & -10.0 $\\pm$ 20.0 & 0.500 & no difference" in text
+    assert f"{escaped} & b\\textbackslash{{}}x1b & 2 & -10.0 $\\pm$ 20.0 & 0.500 &" in text
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
     assert "±" not in "".join(line for line in text.splitlines() if not line.startswith("%"))
 
@@ -163,7 +164,7 @@ def test_parquet_keeps_all_digits(tmp_path):
 
 def test_without_pyarrow_parquet_is_refused_with_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("mapl.analysis.files.find_spec", lambda name: None)
-    with pytest.raises(mapl.MaplError, match="Parquet needs pyarrow, which is not installed: pip install pyarrow"):
+    with pytest.raises(mapl.MaplError, match=line_with("Parquet", "pip install pyarrow")):
         write_comparison(tmp_path / "a.parquet", compare(drawn(2, 4)[1]), [])
     assert not list(tmp_path.iterdir())
 
@@ -192,7 +193,7 @@ def test_compare_takes_a_folder_of_runs_and_list_names_them(tmp_path, monkeypatc
     ]
     listed = cli("list", "runs").splitlines()
     assert [line.split()[0] for line in listed] == [f"runs/{n}/{s}" for n in ("local", "mapl") for s in (0, 1)]
-    assert "local on digits, full, seed 1: 2 of 2 rounds, accuracy " in listed[1]
+    assert re.search(line_with("local on digits", "full", "seed 1", "2 of 2 rounds", "accuracy"), listed[1])
     Path("runs/mapl/1/history.jsonl").write_text("{}\n")
     assert "cannot be read" in cli("list", "runs").splitlines()[3]
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from conftest import line_with
 from mapl import Dataset, Images, MaplError, Recipe
 from mapl.data.partition import PartitionSettings, Shard, partition
 from mapl.data.schemes import dirichlet, iid, sorted_shards
@@ -118,7 +119,7 @@ def test_a_client_is_tested_on_the_classes_it_has(scheme: str, test_shots: int |
 
 
 def test_more_test_images_than_there_are() -> None:
-    with pytest.raises(MaplError, match=r"class 0 has 4 test images, but client 0 needs 5; lower partition.test_shots"):
+    with pytest.raises(MaplError, match=line_with("class 0", "4 test", "client 0", "5", "partition.test_shots")):
         divide(scheme="iid", test_shots=5)
 
 
@@ -145,19 +146,19 @@ def test_without_clusters_all_images_are_pooled_and_tests_stay(scheme: str) -> N
 def test_a_client_left_with_too_little_is_named() -> None:
     with pytest.raises(MaplError, match=r"client \d+ is left with [01] training images.*larger partition.alpha"):
         divide(scheme="dirichlet", alpha=0.001, clients=20)
-    with pytest.raises(MaplError, match=r"client 0 is left with 2 training images, and partition.fewest is 3"):
+    with pytest.raises(MaplError, match=line_with("client 0", "2 training", "partition.fewest", "3")):
         divide(scheme="iid", images=2, fewest=3)
     with pytest.raises(MaplError, match="client 1 is left with 0 training images"):
         divide(dataset([0], [0]), scheme="iid", clients=2, fewest=1)
 
 
 def test_a_client_without_test_images_is_named() -> None:
-    with pytest.raises(MaplError, match=r"client \d is left without test images \(its classes: \(2,\)\)"):
+    with pytest.raises(MaplError, match=r"client \d .*without test images.*\(2,\)"):
         divide(dataset([0, 1, 2] * 20, [0, 1]), scheme="shards", clients=3, shards_per_client=1)
 
 
 def test_more_images_than_there_are() -> None:
-    with pytest.raises(MaplError, match=r"partition.images: got 16, but 4 clients need 64 .* has 60; take at most 15"):
+    with pytest.raises(MaplError, match=line_with("partition.images: got 16", "4 clients", "64", "60", "at most 15")):
         divide(scheme="iid", images=16)
     with pytest.raises(MaplError, match=r"partition.shards_per_client: got 16, .*60 training images.*64 pieces"):
         divide(scheme="shards", shards_per_client=16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from conftest import line_with
 from mapl import Dataset, MaplError
 from mapl.data.dataset import DataSettings
 from mapl.data.pictures import ORIENTATION
@@ -116,11 +118,11 @@ def test_several_pages(tmp_path: Path) -> None:
     save(tmp_path / "b/1.png", pages[1])
     dataset = load(tmp_path)
     assert sorted({*dataset.train.inputs[:, 0, 0, 0].tolist(), *dataset.test.inputs[:, 0, 0, 0].tolist()}) == [50, 90]
-    assert "1 images have several pages or frames: the first is taken" in dataset.found
+    assert any(re.match(line_with("1 images", "pages", "first"), line) for line in dataset.found)
 
 
 def test_a_tiff_of_more_than_16_bits(tmp_path: Path) -> None:
     for name in ("a/1.tif", "b/1.tif", "b/2.tif"):
         save(tmp_path / name, Image.fromarray(np.full((4, 6), 70_000, np.int32)))
-    with pytest.raises(MaplError, match=r"1.tif' has pixels from 70000 to 70000; save it with 16 bits"):
+    with pytest.raises(MaplError, match=line_with("1.tif'", "70000", "16 bits")):
         load(tmp_path)

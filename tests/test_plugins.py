@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import mapl
 import mapl.methods
-from conftest import small, written
+from conftest import line_with, small, written
 from mapl import MaplError
 from mapl.cli.app import app
 from mapl.data.partition import SCENARIOS
@@ -148,11 +148,9 @@ def test_a_method_of_ones_own_runs_is_saved_resumed_and_compared(outside):
 
 
 def test_a_method_of_ones_own_refuses_what_its_settings_refuse(outside):
-    with pytest.raises(MaplError, match=r"method.strength: got 2, but it should be less than or equal to 1"):
+    with pytest.raises(MaplError, match=line_with("method.strength: got 2", "1")):
         mapl.Recipe.of(method={"name": "headmean:HeadMean", "strength": 2})
-    with pytest.raises(
-        MaplError, match=r"unknown key 'method.strenth'; known: name, strength. Did you mean 'strength'\?"
-    ):
+    with pytest.raises(MaplError, match=line_with("unknown key 'method.strenth'", "name, strength", "'strength'?")):
         mapl.Recipe.of(method={"name": "headmean:HeadMean", "strenth": 1})
 
 

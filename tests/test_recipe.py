@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mapl.methods
+from conftest import line_with
 from mapl import MaplError, MethodSettings, Recipe
 from mapl.data.augment import PLAIN, RELEASED
 from mapl.methods.local import Local
@@ -238,8 +239,11 @@ def test_bad_input_says_which_key_what_it_got_and_what_it_takes(case):
 
 
 def test_several_mistakes_are_all_said_at_once():
-    with pytest.raises(MaplError, match=r"clients: got 0.*; seed: got -1.*|seed: got -1.*; clients: got 0"):
+    with pytest.raises(MaplError) as error:
         Recipe.of(clients=0, seed=-1)
+    said = str(error.value)
+    assert "clients: got 0" in said
+    assert "seed: got -1" in said
 
 
 def test_the_error_names_the_layers():
@@ -261,7 +265,7 @@ def test_files_that_are_no_recipes(tmp_path: Path):
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path):
-    with pytest.raises(MaplError, match=r"is not the folder of a run: it has no recipe.toml"):
+    with pytest.raises(MaplError, match=line_with("not the folder of a run", "recipe.toml")):
         load(tmp_path)
     (tmp_path / "recipe.toml").write_text(to_toml(Recipe.of()))
     with pytest.raises(MaplError, match=r"cannot be read: .*clients.json"):

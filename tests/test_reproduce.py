@@ -20,7 +20,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import mapl
-from conftest import assert_same, command, in_child, parameters, play, small
+from conftest import assert_same, command, in_child, line_with, parameters, play, small
 from mapl.analysis.compare import Estimate
 from mapl.analysis.control import control_of, twins
 from mapl.cli.app import app
@@ -279,7 +279,7 @@ def test_the_same_command_goes_on_after_a_kill_or_ctrl_c(number, code, data, lon
     before = lasting(out)
     assert 1 <= len(before) < 3
     if number == signal.SIGINT:
-        assert "the same command goes on" in log.read_text()
+        assert "rerun the command to continue" in log.read_text()
     (left,) = (out / RUNS).glob("*")
     played = (left / "history.jsonl").read_bytes().count(b"\n")
     told = [json.loads(line) for line in cli(*arguments, "--json").splitlines()]
@@ -313,7 +313,7 @@ def test_a_plan_needs_no_data(tmp_path):
 
 
 def test_rows_and_columns_are_of_tables():
-    with pytest.raises(MaplError, match="--rows and --columns choose cells of a table, and col_graph is a figure"):
+    with pytest.raises(MaplError, match=line_with("--rows and --columns", "col_graph is a figure")):
         plan("col_graph", Protocol(), rows=["1"])
 
 

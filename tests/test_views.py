@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mapl.data.augment import NONE, PAPER, PLAIN, RELEASED, Augmentation, AugmentSettings, blur_kernel_size
+from mapl.data.augment import NONE, PLAIN, RELEASED, Augmentation, AugmentSettings, blur_kernel_size
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -25,6 +25,8 @@ if DEVICE == "cpu" and isinstance(triton.language.sum, triton.runtime.JITFunctio
 from mapl.engine.cuda.views import Views  # noqa: E402 - after the interpreter is chosen
 
 Shape = tuple[int, int, int]
+PAPER = RELEASED.model_copy(update={"blur": 0.5})
+"""The augmentation in the paper's appendix."""
 WITHIN = 2e-5
 few = hypothesis_settings(deadline=None, max_examples=15 if DEVICE == "cpu" else 100)
 

@@ -1,4 +1,4 @@
-"""The page of `mapl watch` in a headless Chromium: what one sees, and how soon."""
+"""The page of `mapl watch` in a headless Chromium: what it shows, and how soon."""
 
 from __future__ import annotations
 

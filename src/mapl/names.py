@@ -1,9 +1,12 @@
-"""Text that anybody may have written: what can name a folder, and how it is printed."""
+"""Text that anybody may have written: what can name a folder, and how it is printed. And the sign for no value."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+
+DASH = "–"
+"""Stands in tables and on pages for a value that does not exist."""
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -14,7 +14,7 @@ from mapl.analysis.compare import Arm, Estimate, notes
 from mapl.analysis.paired import Difference, explained, worth
 from mapl.errors import MaplError
 from mapl.measures import METRICS, TITLES
-from mapl.names import printable
+from mapl.names import DASH, printable
 from mapl.runs.files import write_aside
 
 Row = dict[str, str | int | float | None]
@@ -153,7 +153,7 @@ def _texts(arms: Sequence[Arm], found: Sequence[Difference]) -> list[tuple[list[
         [
             *(arm.label, str(len(arm.seeds)), arm.accuracy.text(), *([arm.value.text()] if beside else [])),
             f"{100 * arm.spread:.1f}",
-            *("–" if arm.gain is None else arm.gain.text(sign="+"), f"{arm.messages:,.0f}"),
+            *(DASH if arm.gain is None else arm.gain.text(sign="+"), f"{arm.messages:,.0f}"),
             f"{arm.bytes / 2**20:,.1f}",
         ]
         for arm in arms
@@ -172,7 +172,7 @@ def difference_texts(d: Difference) -> dict[str, str]:
         "second": d.second,
         "seeds": str(len(d.seeds)),
         "first − second, points": d.difference.text(sign="+"),
-        "p (Holm)": "–" if d.holm is None else "< 0.001" if d.holm < 0.001 else f"{d.holm:.3f}",
+        "p (Holm)": DASH if d.holm is None else "< 0.001" if d.holm < 0.001 else f"{d.holm:.3f}",
         "": d.verdict,
     }
 

@@ -32,7 +32,7 @@ its own architecture.
                             several methods and seeds, compared
 [bold]mapl compare runs[/bold]            what communication gained, in numbers
 [bold]mapl report runs[/bold]             the same with figures, as a page
-[bold]mapl watch[/bold]                   a page on which one sees runs happen
+[bold]mapl watch[/bold]                   a live page of your runs
 [bold]mapl show --method mapl+[/bold]     every setting; change any: --set KEY=VALUE
 
 [bold]mapl COMMAND --help[/bold] explains a command.""",

@@ -29,12 +29,15 @@ AddressOption = Annotated[
     typer.Option(help="HOST:PORT of the cluster's head, or 'auto'. Default: this machine.", rich_help_panel=PANEL),
 ]
 ShardsOption = Annotated[
-    int | None, typer.Option(min=1, help="Shards. Default: one per GPU, or per core.", rich_help_panel=PANEL)
+    int | None, typer.Option(min=1, help="Number of shards. Default: one per GPU, or per core.", rich_help_panel=PANEL)
 ]
 GpusOption = Annotated[
     float | None,
     typer.Option(
-        "--gpus-per-shard", min=0, help="GPUs of a shard; 0.5: two share one. Default: 1 if any.", rich_help_panel=PANEL
+        "--gpus-per-shard",
+        min=0,
+        help="GPUs per shard; 0.5: two shards share one. Default: 1, if there are any.",
+        rich_help_panel=PANEL,
     ),
 ]
 PlanOption = Annotated[

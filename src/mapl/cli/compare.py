@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mapl import plugins
 from mapl.errors import MaplError, unknown
-from mapl.names import printable
+from mapl.names import DASH, printable
 from mapl.terminal.messages import console, say, warn
 from mapl.terminal.options import JsonOption, TrustOption
 
@@ -34,7 +34,7 @@ def compare_command(
     metric: Annotated[
         str,
         typer.Option(
-            help="What gains and differences are in: accuracy, worst_tenth (of the clients), macro_f1, "
+            help="Metric of gains and differences: accuracy, worst_tenth (of the clients), macro_f1, "
             "balanced_accuracy or calibration_error.",
         ),
     ] = "accuracy",
@@ -50,12 +50,12 @@ def compare_command(
     Methods are also compared with each other, in pairs with equal seeds,
     corrected for how many comparisons there are (Holm's method).
 
-    Below the tables: over how many pairs each gain is, and every setting in which
-    the rows differ beside the method.
+    Below the tables stand the number of pairs behind each gain, and the settings
+    other than the method in which the rows differ.
 
-    If there are also runs with [bold]--topology none --set
-    partition.pooled=true[/bold], which train on all data of their cluster, the
-    table shows how much of the way from the control to them an arm has made.
+    Runs with [bold]--topology none --set partition.pooled=true[/bold] train on
+    all data of their cluster. If there are some, the table shows which share of
+    the way from its control to them each arm has made.
 
     [bold]mapl compare runs[/bold]                  all runs in a folder
     [bold]mapl compare runs/digits-*[/bold]         some of them
@@ -66,12 +66,12 @@ def compare_command(
     check_kinds(to or [])
     which = known_metric(metric)
     with plugins.looking(trust):
-        arms, found = compared(load_runs(folders), which)
+        arms, differences = compared(load_runs(folders), which)
     if not arms:
         raise MaplError("there is nothing to compare: none of these runs has been tested yet; resume them")
-    show_comparison(arms, found, as_json)
+    show_comparison(arms, differences, as_json)
     for path in to or []:
-        for file in write_comparison(path, arms, found):
+        for file in write_comparison(path, arms, differences):
             (warn if as_json else say)(f"written: {file}")
 
 
@@ -93,13 +93,13 @@ def compared(records: Sequence[Record], metric: Metric = "accuracy") -> tuple[li
     return compare(records, metric), differences(records, metric)
 
 
-def show_comparison(arms: Sequence[Arm], found: Sequence[Difference], as_json: bool = False) -> None:
+def show_comparison(arms: Sequence[Arm], differences: Sequence[Difference], as_json: bool = False) -> None:
     """Print a comparison."""
     if as_json:
-        values = {"arms": [arm.as_dict() for arm in arms], "differences": [d.as_dict() for d in found]}
+        values = {"arms": [arm.as_dict() for arm in arms], "differences": [d.as_dict() for d in differences]}
         print(json.dumps(values, indent=1))
     else:
-        print_tables(arms, found)
+        print_tables(arms, differences)
 
 
 def load_runs(folders: Sequence[Path]) -> list[Record]:
@@ -118,17 +118,17 @@ def load_runs(folders: Sequence[Path]) -> list[Record]:
     return records
 
 
-def print_tables(arms: Sequence[Arm], found: Sequence[Difference]) -> None:
+def print_tables(arms: Sequence[Arm], differences: Sequence[Difference]) -> None:
     """Print arms as a table, their differences as another, and below them what the numbers alone do not say."""
     from mapl.analysis.files import remarks
 
     out = console()
     out.print(table(arms, out.width))
-    if found:
-        out.print(_differences(found[:MOST]))
-    if len(found) > MOST:
-        say(f"{len(found) - MOST} more differences: all of them with --to FILE.csv")
-    for remark in remarks(arms, found):
+    if differences:
+        out.print(_differences(differences[:MOST]))
+    if len(differences) > MOST:
+        say(f"{len(differences) - MOST} more differences: all of them with --to FILE.csv")
+    for remark in remarks(arms, differences):
         say(remark)
 
 
@@ -136,14 +136,14 @@ MOST = 15
 """Differences that a terminal shows."""
 
 
-def _differences(found: Sequence[Difference]) -> Table:
+def _differences(differences: Sequence[Difference]) -> Table:
     from mapl.analysis.files import difference_texts
 
     result = Table()
-    for title in difference_texts(found[0]):
+    for title in difference_texts(differences[0]):
         wide = title in ("first", "second", "")
         result.add_column(title, overflow="fold", justify="left" if wide else "right", no_wrap=not wide)
-    for difference in found:
+    for difference in differences:
         result.add_row(*map(printable, difference_texts(difference).values()))
     return result
 
@@ -173,8 +173,8 @@ CELLS: dict[str, Callable[[Arm], str]] = {
     **{heading: lambda arm: arm.value.text() for heading in HEADINGS.values()},
     "std": lambda arm: f"{100 * arm.spread:.1f}",
     "gain": gain_text,
-    WAY: lambda arm: arm.way or "–",
-    "inside": lambda arm: "–" if arm.inside is None else f"{arm.inside:.2f}",
+    WAY: lambda arm: arm.way or DASH,
+    "inside": lambda arm: DASH if arm.inside is None else f"{arm.inside:.2f}",
     "messages": lambda arm: f"{arm.messages:,.0f}",
     "MiB": lambda arm: f"{arm.bytes / 2**20:,.1f}",
     "s": lambda arm: f"{arm.seconds:,.0f}",

@@ -23,7 +23,7 @@ from mapl.cli.recipe_options import (
     compose_recipe,
 )
 from mapl.errors import MaplError
-from mapl.names import printable
+from mapl.names import DASH, printable
 from mapl.terminal.messages import console, say
 from mapl.terminal.options import JsonOption, SetOption, TrustOption
 from mapl.terminal.progress import counting
@@ -74,13 +74,14 @@ def list_command(folder: FolderOption = None, as_json: JsonOption = False) -> No
         return
     say(f"looked for files in {root}")
     for name, entry in entries.items():
-        print(f"{name:<{max(map(len, entries))}}  {entry['files']:<9}  {entry['summary']}")
+        print(f"{name:<{max(map(len, entries))}}  {entry['files'] or DASH:<9}  {entry['summary']}")
 
 
-def _files(source: Any, root: Path) -> str:
+def _files(source: Any, root: Path) -> str | None:
+    """Whether the files are there; None if it needs none."""
     published: Published | None = getattr(source, "published", None)
     if published is None:
-        return "-"
+        return None
     return "missing" if published.missing(root) else "found"
 
 
@@ -160,7 +161,7 @@ def show_command(
     seed: SeedOption = None,
     folder: FolderOption = None,
     settings: SetOption = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw it, into this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -53,8 +53,8 @@ def demo(
     """See clients learn from each other: ten of them, four architectures, handwritten digits, about five minutes.
 
     Trains couriers, MAPL and MAPL+ with their control arms and Local, prints what
-    letters add, and writes a report. After Ctrl-C the same command continues
-    where it stopped; finished runs are not repeated.
+    letters add, and writes a report. After Ctrl-C, rerun the command to
+    continue: finished runs are not repeated.
 
     [bold]mapl demo[/bold]             five seeds: enough to say what letters add
     [bold]mapl demo --quick[/bold]     two seeds, few rounds: only to see that it works
@@ -62,7 +62,7 @@ def demo(
     seeds = seeds or (2 if quick else 5)
     # In folders of their own: the full demo cannot use the short runs of --quick.
     out = out or Path("runs/demo-quick" if quick else "runs/demo")
-    say(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}; Ctrl-C stops, and the same command goes on")
+    say(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}; Ctrl-C stops; rerun to continue")
     from mapl.runs.history import load  # brings torch, which takes seconds
 
     jobs = _jobs(out, seeds, quick)
@@ -91,10 +91,10 @@ def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:
         for arm, tree in ARMS.items():
             name = f"{arm}-seed{seed}"
             warmup = {"method": {"warmup": 4}} if quick and str(tree["method"]).startswith("mapl") else {}
-            whole = {"seed": seed, "name": name}
+            recipe_tree = {"seed": seed, "name": name}
             for layer in (COMMON, over, {**tree, "method": {"name": tree["method"]}}, warmup):
-                whole = merge(whole, layer)
-            jobs.append(Job(arm, whole, out / name))
+                recipe_tree = merge(recipe_tree, layer)
+            jobs.append(Job(arm, recipe_tree, out / name))
     return jobs
 
 
@@ -102,9 +102,9 @@ def _no_findings() -> str:
     """Not even a ranking: after a few rounds the arms may be in another order than at the end."""
     from mapl.recipe import compose
 
-    whole = compose(("demo", COMMON))[0].rounds
+    rounds = compose(("demo", COMMON))[0].rounds
     return (
-        f"{QUICK['rounds']} of {whole} rounds only show that everything works. "
+        f"{QUICK['rounds']} of {rounds} rounds only show that everything works. "
         "Run the demo without --quick to see what letters add."
     )
 

@@ -1,4 +1,4 @@
-"""`mapl identity`: who is in a network of peers, and how one comes in and goes out."""
+"""`mapl identity`: who is in a network of peers, how a member joins, and how it is revoked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from mapl.cli.recipe_options import ClientsOption, RoundsOption, compose_recipe
-from mapl.names import printable
+from mapl.names import DASH, printable
 from mapl.terminal.messages import console, say
 from mapl.terminal.options import JsonOption
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mapl.peer.identity import Identity, Member
 
 app = typer.Typer(
-    help="""Make a network of peers, invite members, join, and put members out.
+    help="""Make a network of peers, invite members, join, and revoke members.
 
 [bold]mapl identity create-network clinics --me alice --host 192.168.1.10[/bold]
     alice's machine: a new network, and her own identity in it; then mapl peer init
@@ -65,11 +65,12 @@ def create_command(
 
     method = None if recipe else "courier"
     composed, _ = compose_recipe(recipe, None, method=method, clients=clients, rounds=rounds)
-    made = create_network(name, me, host, composed, out or Path(name), number)
-    say(f"network {made.network} ({made.network_id}) made in {made.folder}: {_who(made)} of {made.clients} clients")
-    say(f"keep {made.folder / 'ca.key'} to yourself, and keep a copy: without it nobody can invite or revoke members")
-    say(f"next: mapl peer init --identity {made.folder} --data YOUR_IMAGES, which says which classes there are")
-    say(f"then: mapl identity invite {made.folder} NAME --at HOST:PORT")
+    identity = create_network(name, me, host, composed, out or Path(name), number)
+    say(f"network {_network(identity)} made in {identity.folder}: {_who(identity)} of {identity.clients} clients")
+    key = identity.folder / "ca.key"
+    say(f"keep {key} to yourself, and keep a copy: without it nobody can invite or revoke members")
+    say(f"next: mapl peer init --identity {identity.folder} --data YOUR_IMAGES, which says which classes there are")
+    say(f"then: mapl identity invite {identity.folder} NAME --at HOST:PORT")
 
 
 @app.command("invite")
@@ -80,7 +81,7 @@ def invite_command(
     number: Annotated[
         int | None, typer.Option(min=0, help="Which of the recipe's clients it is. Default: the lowest free one.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=365, help="The invitation ends after so many days.")] = 7,
+    days: Annotated[int, typer.Option(min=1, max=365, help="The invitation expires after this many days.")] = 7,
     again: Annotated[
         bool, typer.Option("--again", help="For a member that needs a new certificate, or has lost its folder.")
     ] = False,
@@ -99,10 +100,11 @@ def invite_command(
 
     identity = Identity.load(folder)
     path = Path(f"{name}.invitation")
-    made = invite(identity, name, at, path, number, days, again)
-    say(f"invitation for {made.name}, number {made.number}, written to {path}: a secret, good once, for {days} days")
-    say(f"while it is used, this has to run: mapl identity serve {folder} --listen {made.enrolment}")
-    if made.agreement is None:
+    invitation = invite(identity, name, at, path, number, days, again)
+    whom = f"{invitation.name}, number {invitation.number}"
+    say(f"invitation for {whom}, written to {path}: a secret, good once, for {days} days")
+    say(f"while it is used, this has to run: mapl identity serve {folder} --listen {invitation.enrolment}")
+    if invitation.agreement is None:
         say("it does not say which classes there are: for members' own data, mapl peer init --data comes before invite")
 
 
@@ -138,11 +140,15 @@ def join_command(
     from mapl.peer.joining import join
 
     given = Invitation.load(invitation)
-    made = join(given, host, out or Path(given.network))
-    say(f"joined network {made.network} ({made.network_id}) in {made.folder}: {_who(made)} of {made.clients} clients")
-    say(f"members: {', '.join(made.members())}")
+    identity = join(given, host, out or Path(given.network))
+    say(f"joined network {_network(identity)} in {identity.folder}: {_who(identity)} of {identity.clients} clients")
+    say(f"members: {', '.join(identity.members())}")
     say(f"{invitation} is used up, and can be removed")
-    say(f"next: mapl peer init --identity {made.folder}")
+    say(f"next: mapl peer init --identity {identity.folder}")
+
+
+def _network(identity: Identity) -> str:
+    return f"{identity.network} ({identity.network_id})"
 
 
 def _who(identity: Identity) -> str:
@@ -151,7 +157,7 @@ def _who(identity: Identity) -> str:
 
 @app.command("list")
 def list_command(folder: Folder, as_json: JsonOption = False) -> None:
-    """List the members that this identity knows, who was revoked, and invitations that nobody has used.
+    """List the members that this identity knows, revoked members, and unused invitations.
 
     [bold]mapl identity list clinics[/bold]
     """
@@ -165,12 +171,12 @@ def list_command(folder: Folder, as_json: JsonOption = False) -> None:
         return
     table = Table("name", "number", "expires", "hosts", "state")
     for row in rows:
-        number = "–" if row["number"] is None else str(row["number"])
-        expires = (row["expires"] or "–")[:10]
-        table.add_row(row["name"], number, expires, printable(", ".join(row["hosts"])) or "–", row["state"])
+        number = DASH if row["number"] is None else str(row["number"])
+        expires = (row["expires"] or DASH)[:10]
+        table.add_row(row["name"], number, expires, printable(", ".join(row["hosts"])) or DASH, row["state"])
     console().print(table)
     role = "the authority" if identity.is_authority else "a member"
-    say(f"network {identity.network} ({identity.network_id}), seen by {_who(identity)}, {role}")
+    say(f"network {_network(identity)}, seen by {_who(identity)}, {role}")
 
 
 def _row(name: str, state: str, number: int | None = None, expires: Any = None, hosts: Any = ()) -> dict[str, Any]:
@@ -204,14 +210,14 @@ def _invitation_rows(identity: Identity) -> list[dict[str, Any]]:
 @app.command("revoke")
 def revoke_command(
     folder: Folder,
-    name: Annotated[str, typer.Argument(help="The member to put out.")],
+    name: Annotated[str, typer.Argument(help="The member to revoke.")],
 ) -> None:
-    """Put a member out for good, or withdraw an invitation that nobody has used.
+    """Revoke a member permanently, or withdraw an invitation that nobody has used.
 
-    The name of a member that was put out is never used again; its number is free
-    for another.
+    The name of a revoked member is never used again. Its number is free for
+    another.
 
-    Running peers of the network take it in as soon as this peer tells them.
+    Running peers learn of it as soon as this peer is connected to them.
 
     [bold]mapl identity revoke clinics bob[/bold]
     """

@@ -16,9 +16,9 @@ def join_command(
 ) -> None:
     """Join the folders of a network's processes into the folder of one run.
 
-    Every process of a real network records the clients that it holds, a part of
-    the network. Joined, the parts are a run like any other: mapl report, compare
-    and export take it. It has the rounds that all parts have played.
+    Every process of a real network records only its own clients. Joined, these
+    parts are a run like any other: mapl report, compare and export take it. It
+    has the rounds that all parts have played.
 
     [bold]mapl join peers/* --out runs/network[/bold]
     [bold]mapl report runs/network[/bold]

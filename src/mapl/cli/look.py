@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mapl import plugins
+from mapl.cli import recipe_options as options
 from mapl.cli.compare import Folders, load_runs
 from mapl.cli.named import NAMED
-from mapl.cli.recipe_options import (
-    ClientsOption,
-    DataOption,
-    MethodOption,
-    RecipeArgument,
-    RoundsOption,
-    ScenarioOption,
-    SeedOption,
-    TopologyOption,
-    compose_recipe,
-)
 from mapl.errors import MaplError, unknown
 from mapl.terminal.messages import say, warn
 from mapl.terminal.options import JsonOption, SetOption, TrustOption
@@ -109,14 +99,14 @@ def list_command(
 
 
 def show_command(
-    recipe: RecipeArgument = None,
-    method: MethodOption = None,
-    data: DataOption = None,
-    scenario: ScenarioOption = None,
-    clients: ClientsOption = None,
-    rounds: RoundsOption = None,
-    topology: TopologyOption = None,
-    seed: SeedOption = None,
+    recipe: options.RecipeArgument = None,
+    method: options.MethodOption = None,
+    data: options.DataOption = None,
+    scenario: options.ScenarioOption = None,
+    clients: options.ClientsOption = None,
+    rounds: options.RoundsOption = None,
+    topology: options.TopologyOption = None,
+    seed: options.SeedOption = None,
     settings: SetOption = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
@@ -134,7 +124,7 @@ def show_command(
     from mapl.recipe import to_toml
 
     with plugins.looking(trust):
-        composed, provenance = compose_recipe(
+        composed, provenance = options.compose_recipe(
             recipe,
             settings,
             method=method,

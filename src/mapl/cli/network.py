@@ -8,30 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 
+from mapl.cli import recipe_options as options
 from mapl.cli.peer import overview
-from mapl.cli.recipe_options import (
-    DataOption,
-    MethodOption,
-    RecipeArgument,
-    RoundsOption,
-    ScenarioOption,
-    SeedOption,
-    compose_recipe,
-)
 from mapl.cli.runs import sentences
 from mapl.errors import MaplError
-from mapl.terminal.interrupt import Interrupt, leave
-from mapl.terminal.messages import console, say
+from mapl.terminal.interrupt import Interrupt, leave, stopped
+from mapl.terminal.messages import say
 from mapl.terminal.options import SetOption
 
 if TYPE_CHECKING:
     from mapl.peer.local import LocalNetwork
 
 app = typer.Typer(
-    help="""Run a network of real peers on this machine: a process each, over QUIC with mutual TLS.
+    help="""Run a network of real peers on this machine: one process per peer, over QUIC with mutual TLS.
 
 [bold]mapl network up --peers 5[/bold]                        couriers on handwritten digits
 [bold]mapl network up recipe.toml --out networks/mine[/bold]  your recipe""",
@@ -41,19 +33,19 @@ app = typer.Typer(
 
 
 @app.callback()
-def options() -> None:
+def _options() -> None:
     """Options of `mapl network` itself."""
 
 
 @app.command("up")
 def up_command(
-    recipe: RecipeArgument = None,
+    recipe: options.RecipeArgument = None,
     peers: Annotated[int | None, typer.Option(min=2, help="Number of peers. Default: the recipe's clients.")] = None,
-    method: MethodOption = None,
-    data: DataOption = None,
-    scenario: ScenarioOption = None,
-    rounds: RoundsOption = None,
-    seed: SeedOption = None,
+    method: options.MethodOption = None,
+    data: options.DataOption = None,
+    scenario: options.ScenarioOption = None,
+    rounds: options.RoundsOption = None,
+    seed: options.SeedOption = None,
     settings: SetOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the peers and the joined run.")] = Path("networks/local"),
     asynchronous: Annotated[bool, typer.Option("--async", help="Peers never wait for each other.")] = False,
@@ -61,8 +53,8 @@ def up_command(
     """Start a process for each client of a recipe, show them live, and report as for a simulated run.
 
     Every peer has an identity, a settings file and a folder of its own under
-    --out. After Ctrl-C the same command goes on where they stopped. With default
-    settings the result equals that of `mapl run`, to the bit.
+    --out. After Ctrl-C, rerun the command to continue. With default settings the
+    result equals that of `mapl run`, to the bit.
 
     [bold]mapl network up --peers 5[/bold]
     [bold]mapl network up recipe.toml --out networks/mine[/bold]
@@ -70,7 +62,7 @@ def up_command(
     from mapl.peer.local import LocalNetwork, name_of
     from mapl.peer.process import check_real
 
-    composed, _ = compose_recipe(
+    composed, _ = options.compose_recipe(
         recipe,
         settings,
         method=method or (None if recipe else "courier"),
@@ -89,9 +81,9 @@ def up_command(
             _watch(network, files, interrupt)
             failed = [n for n in range(len(files)) if network.status(n) not in (0, None)]
     except KeyboardInterrupt:
-        leave("stopped at once; the same command goes on from the last round of each peer", interrupt.status)
+        leave(stopped("at once; the last round of each peer is saved"), interrupt.status)
     if interrupt():
-        leave("stopped and saved; the same command goes on from here", interrupt.status)
+        leave(stopped("and saved"), interrupt.status)
     if failed:
         log = files[failed[0]].parent / "peer.log"
         raise MaplError(f"{name_of(failed[0])} failed: {_last_line(log)} (see {log})")
@@ -119,11 +111,12 @@ def _files(out: Path, recipe: Any, asynchronous: bool) -> list[Path]:
 def _watch(network: LocalNetwork, files: list[Path], interrupt: Interrupt) -> None:
     """Show all peers until all have ended. A signal is passed on to them, once."""
     passed_on = False
-    with Live(Group(), console=console(), refresh_per_second=4, transient=True) as live:
+    screen = Console(stderr=True, markup=False, emoji=False)
+    with Live(Group(), console=screen, refresh_per_second=4, transient=True, redirect_stdout=False) as live:
         last = -1
         while any(network.running(number) for number in range(len(files))):
             trees = _trees(files)
-            if sys.stdout.isatty():
+            if sys.stderr.isatty():
                 live.update(overview(trees) if trees else Group())
             elif trees and (least := min(tree["round"] for tree in trees)) * 10 // trees[0]["rounds"] > last:
                 last = least * 10 // trees[0]["rounds"]

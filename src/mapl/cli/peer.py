@@ -16,9 +16,9 @@ from rich.table import Table
 from mapl.cli.export import Format
 from mapl.cli.progress import observing
 from mapl.cli.runs import RoundsJsonOption, sentences, summary
-from mapl.names import printable
+from mapl.names import DASH, printable
 from mapl.pace import duration
-from mapl.terminal.interrupt import Interrupt, leave
+from mapl.terminal.interrupt import Interrupt, leave, stopped
 from mapl.terminal.messages import console, say, warn
 from mapl.terminal.options import JsonOption, TrustOption
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     be a member (mapl identity --help)
 [bold]mapl peer init --identity clinics --data photos[/bold]
     write PEER.toml, and say what will leave this machine
-[bold]mapl peer run PEER.toml[/bold]      train; Ctrl-C saves, and the same command goes on
+[bold]mapl peer run PEER.toml[/bold]      train; after Ctrl-C, rerun it to continue
 [bold]mapl peer status PEER.toml[/bold]   round, neighbours, letters, accuracy
 [bold]mapl peer watch PEER.toml[/bold]    the same, live
 [bold]mapl peer alone PEER.toml[/bold]    the same training without letters, and their gain
@@ -55,7 +55,7 @@ def init_command(
         ),
     ] = None,
     backbone: Annotated[
-        str, typer.Option(help="Your architecture (mapl list backbones). Default: what the recipe deals you.")
+        str, typer.Option(help="Your architecture (mapl list backbones). Default: the recipe's choice.")
     ] = "",
     listen: Annotated[
         str | None, typer.Option(help="Where to listen for others.", metavar="HOST:PORT", show_default="0.0.0.0:7447")
@@ -98,9 +98,9 @@ def init_command(
 def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_json: RoundsJsonOption = False) -> None:
     """Train this peer's client to the last round of the network's recipe.
 
-    After Ctrl-C, a crash or kill -9 the same command goes on where it stopped.
-    The peer waits for letters of others as \\[wait] in PEER.toml says, and goes
-    on without those that do not come.
+    After Ctrl-C, a crash or kill -9, rerun the command to continue.
+    \\[wait] in PEER.toml says how long the peer waits for letters of others. Then
+    it goes on without them.
 
     [bold]mapl peer run PEER.toml[/bold]
     """
@@ -115,7 +115,7 @@ def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_j
         with interrupt, observing(rounds, as_json) as observer:
             record = run_peer(settings, stop=interrupt, observers=[observer], say=_note, trust=trust)
     except KeyboardInterrupt:
-        leave(f"stopped at once; continue with: mapl peer run {file}", interrupt.status)
+        leave(stopped("at once", f"mapl peer run {file}"), interrupt.status)
     if as_json:
         print(json.dumps({"event": "end", **summary(record)}))
     elif record.finished:
@@ -123,7 +123,7 @@ def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_j
             say(line)
         say(f"what the letters gained: mapl peer alone {file}")
     else:
-        say(f"stopped after round {len(record.rounds)}; continue with: mapl peer run {file}")
+        say(stopped(f"after round {len(record.rounds)} of {rounds}", f"mapl peer run {file}"))
     if not record.finished:
         sys.exit(interrupt.status)
 
@@ -132,8 +132,8 @@ def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_j
 def alone_command(file: File = Path("PEER.toml"), trust: TrustOption = False) -> None:
     """Train this peer's control arm: the same data, seed and first weights, but no letters. Then say the gain.
 
-    It needs no network and writes beside the peer's own run. After Ctrl-C the
-    same command goes on.
+    It needs no network and writes beside the peer's own run. After Ctrl-C, rerun
+    the command to continue.
 
     [bold]mapl peer alone PEER.toml[/bold]
     """
@@ -148,10 +148,10 @@ def alone_command(file: File = Path("PEER.toml"), trust: TrustOption = False) ->
         with interrupt, observing(rounds, as_json=False) as observer:
             record = run_alone(settings, stop=interrupt, observers=[observer], say=_note, trust=trust)
     except KeyboardInterrupt:
-        leave(f"stopped at once; continue with: mapl peer alone {file}", interrupt.status)
+        leave(stopped("at once", f"mapl peer alone {file}"), interrupt.status)
     if not record.finished:
         leave(
-            f"stopped after round {len(record.rounds)}; continue with: mapl peer alone {file}",
+            stopped(f"after round {len(record.rounds)} of {rounds}", f"mapl peer alone {file}"),
             interrupt.status,
         )
     say(gain(settings).sentence())
@@ -161,7 +161,7 @@ def alone_command(file: File = Path("PEER.toml"), trust: TrustOption = False) ->
 def export_command(
     file: File = Path("PEER.toml"),
     to: Annotated[Path, typer.Option(help="Folder to write the model to.")] = Path("model"),
-    format: Annotated[Format, typer.Option(help="As mapl export has it.")] = Format.SAFETENSORS,
+    format: Annotated[Format, typer.Option(help="The format; see mapl export.")] = Format.SAFETENSORS,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     trust: TrustOption = False,
 ) -> None:
@@ -191,7 +191,7 @@ def status_command(
     files: Annotated[list[Path], typer.Argument(help="Settings of peers on this machine.", metavar="PEER.toml...")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a peer is: its round, whom it listens to, letters in and out, refused ones and why, accuracy.
+    """Show the state of a peer: its round, whom it listens to, letters in and out, refused ones and why, accuracy.
 
     [bold]mapl peer status PEER.toml[/bold]
     """
@@ -206,7 +206,7 @@ def status_command(
 @app.command("watch")
 def watch_command(
     files: Annotated[list[Path], typer.Argument(help="Settings of peers on this machine.", metavar="PEER.toml...")],
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
     """Show peers live, until all of them are done or Ctrl-C.
 
@@ -303,7 +303,7 @@ def _listens_to(tree: dict[str, Any], most: int = 4) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return DASH if share is None else f"{100 * share:.1f} %"
 
 
 def _mib(size: int) -> str:

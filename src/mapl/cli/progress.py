@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from mapl.names import DASH
 from mapl.pace import Pace
 from mapl.terminal.progress import Show, progress
 
@@ -24,7 +24,7 @@ def observing(rounds: int, as_json: bool) -> Iterator[Observer]:
     if as_json:
         yield _json_line
         return
-    with progress(sys.stdout) as show:
+    with progress() as show:
         yield RoundProgress(rounds, show)
 
 
@@ -34,7 +34,7 @@ class RoundProgress:
     def __init__(self, rounds: int, show: Show):
         self.rounds = rounds
         self.show = show
-        self.accuracy = "–"
+        self.accuracy = DASH
         self.pace = Pace()
 
     def __call__(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mapl.cli import recipe_options as options
 from mapl.cli.cluster import (
     AddressOption,
     EngineOption,
@@ -25,20 +26,9 @@ from mapl.cli.cluster import (
 )
 from mapl.cli.own import introduced, reading
 from mapl.cli.progress import observing
-from mapl.cli.recipe_options import (
-    ClientsOption,
-    DataOption,
-    MethodOption,
-    RecipeArgument,
-    RoundsOption,
-    ScenarioOption,
-    SeedOption,
-    TopologyOption,
-    compose_recipe,
-)
 from mapl.cli.sweep import is_sweep, sweep
 from mapl.errors import MaplError
-from mapl.terminal.interrupt import Interrupt, leave
+from mapl.terminal.interrupt import Interrupt, leave, stopped
 from mapl.terminal.messages import say, warn
 from mapl.terminal.options import SetOption, TrustOption
 
@@ -63,14 +53,14 @@ RoundsJsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for 
 
 
 def run_command(
-    recipe: RecipeArgument = None,
-    method: MethodOption = None,
-    data: DataOption = None,
-    scenario: ScenarioOption = None,
-    clients: ClientsOption = None,
-    rounds: RoundsOption = None,
-    topology: TopologyOption = None,
-    seed: SeedOption = None,
+    recipe: options.RecipeArgument = None,
+    method: options.MethodOption = None,
+    data: options.DataOption = None,
+    scenario: options.ScenarioOption = None,
+    clients: options.ClientsOption = None,
+    rounds: options.RoundsOption = None,
+    topology: options.TopologyOption = None,
+    seed: options.SeedOption = None,
     settings: SetOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; default: made from its settings.")] = None,
     out: Annotated[Path, typer.Option(help="Parent folder of the run's own folder.")] = Path("runs"),
@@ -78,10 +68,10 @@ def run_command(
     log: LogOption = None,
     profile: ProfileOption = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Train with so many seeds, from --seed on, each with its control arm.")
+        int | None, typer.Option(min=1, help="Number of seeds, starting at --seed, each with its control arm.")
     ] = None,
     no_controls: Annotated[
-        bool, typer.Option("--no-controls", help="With several runs: without their control arms.")
+        bool, typer.Option("--no-controls", help="With several runs: leave out their control arms.")
     ] = False,
     engine: EngineOption = None,
     address: AddressOption = None,
@@ -90,11 +80,11 @@ def run_command(
     plan: PlanOption = False,
     as_json: RoundsJsonOption = False,
 ) -> None:
-    """Train as a recipe says, and save the run in runs/. Ctrl-C or SIGTERM saves and stops.
+    """Train what a recipe says, and save the run in runs/. Ctrl-C or SIGTERM saves and stops.
 
-    Several methods, values or seeds (the last examples) are several runs, side by
-    side, with their control arms, and end with a table that compares them. After
-    a stop or a crash the same command goes on; what is done is not repeated.
+    Several methods, values or seeds (see the examples) are several runs, with
+    their control arms. A table at the end compares them. After Ctrl-C or a crash,
+    rerun the command to continue: finished runs are not repeated.
 
     A recipe can name code (package.module:Name), which is imported and run: trust
     a recipe file as you would a script.
@@ -106,7 +96,7 @@ def run_command(
     [bold]mapl run my.toml --seed 1 --set partition.shots=5[/bold]
     [bold]mapl run --method local,mapl,courier --seeds 5[/bold]
     [bold]mapl run --set train.learning_rate=0.001,0.0001[/bold]
-    [bold]mapl run --engine ray --shards 4 --plan[/bold]   four processes: what it would take
+    [bold]mapl run --engine ray --shards 4 --plan[/bold]   what four processes take
     """
     if is_sweep(method, settings, seeds):
         if overwrite or log or profile:
@@ -118,7 +108,7 @@ def run_command(
                 "--engine, --address, --shards, --gpus-per-shard and --plan are for one run: give one method, one "
                 "value of each setting, and no --seeds"
             )
-        options = {"data": data, "scenario": scenario, "clients": clients, "rounds": rounds, "topology": topology}
+        given = {"data": data, "scenario": scenario, "clients": clients, "rounds": rounds, "topology": topology}
         controls = not no_controls
         sweep(
             recipe,
@@ -130,7 +120,7 @@ def run_command(
             method=method,
             seed=seed,
             name=name,
-            **options,
+            **given,
         )
         return
     from mapl.data.loading import keeping_data
@@ -140,7 +130,7 @@ def run_command(
 
     with keeping_data():
         with reading():
-            composed, _ = compose_recipe(
+            composed, _ = options.compose_recipe(
                 recipe,
                 settings,
                 method=method,
@@ -186,10 +176,10 @@ def resume_command(
 ) -> None:
     """Continue a run that was stopped or killed, from its newest intact checkpoint.
 
-    The result is the same as if it had never stopped, in one process as in any
-    number of shards, wherever it began.
+    The result is the same as without a stop, in one process or in any number of
+    shards.
 
-    [bold]mapl resume runs/mine[/bold]                go on to the recipe's last round
+    [bold]mapl resume runs/mine[/bold]                to the recipe's last round
     [bold]mapl resume runs/mine --rounds 400[/bold]   or beyond it
     [bold]mapl resume runs/mine --engine ray --shards 2[/bold]
     """
@@ -226,7 +216,8 @@ def stoppable(folder: Path, again: str = "") -> Iterator[Interrupt]:
             yield interrupt
     except KeyboardInterrupt:
         begun = (folder / RECIPE).is_file()
-        leave("stopped at once" + (f"; continue with: mapl resume {folder}{again}" if begun else ""), interrupt.status)
+        last_words = stopped("at once", f"mapl resume {folder}{again}") if begun else "stopped at once"
+        leave(last_words, interrupt.status)
 
 
 def conclude(record: Record, as_json: bool, profiled: bool, stopped: int, again: str = "") -> None:
@@ -276,10 +267,11 @@ def sentences(record: Record, resumed_with: str = "") -> list[str]:
     from mapl.recipe import names_code
 
     if not record.finished:
-        stopped = f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, saved in {record.folder}"
+        saved = f"after round {len(record.rounds)} of {record.recipe.rounds}, saved in {record.folder}"
+        if not record.whole:  # a part needs its transport
+            return [f"stopped {saved}"]
         trust = " --trust" if names_code(record.recipe) else ""
-        again = f"continue with: mapl resume {record.folder}{trust}{resumed_with}"
-        return [stopped, again] if record.whole else [stopped]  # a part needs its transport
+        return [stopped(saved, f"mapl resume {record.folder}{trust}{resumed_with}")]
     clients = "1 client" if len(record.clients) == 1 else f"{len(record.clients)} clients"
     lines = [
         f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} over {clients} "

@@ -12,7 +12,7 @@ from mapl.cli.compare import compared, show_comparison
 from mapl.cli.own import introduced, reading
 from mapl.cli.recipe_options import compose_recipe
 from mapl.errors import MaplError
-from mapl.terminal.interrupt import Interrupt, leave
+from mapl.terminal.interrupt import Interrupt, leave, stopped
 from mapl.terminal.messages import say
 from mapl.terminal.progress import counting
 
@@ -67,9 +67,9 @@ def train(jobs: Sequence[Job]) -> None:
         with interrupt, counting("training") as watch:
             finished = carry_out(jobs, stop=interrupt, watch=watch)
     except KeyboardInterrupt:
-        leave("stopped at once; the same command continues from the last checkpoints", interrupt.status)
+        leave(stopped("at once; the last checkpoints are saved"), interrupt.status)
     if not finished:
-        leave("stopped and saved; the same command continues from here", interrupt.status)
+        leave(stopped("and saved"), interrupt.status)
 
 
 def _announcement(planned: Sweep) -> str:

@@ -1,4 +1,4 @@
-"""`mapl watch`: a page on which one sees runs happen."""
+"""`mapl watch`: a live page of your runs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ def watch_command(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
     trust: TrustOption = False,
 ) -> None:
-    """Open a page on which one sees runs happen: the network as it moves, accuracy, letters, time left.
+    """Open a live page of your runs: the network as it moves, accuracy, letters, time left.
 
-    It follows runs that are under way and opens finished ones. Only this machine
-    can reach it, at the address that is printed. Ctrl-C ends it, and changes
-    nothing about the runs.
+    It follows running runs and opens finished ones. Only this machine can reach
+    it, at the address that is printed. Ctrl-C ends the page, not the runs.
 
     [bold]mapl watch[/bold]             all runs in runs/
     [bold]mapl watch runs/mine[/bold]   one run, with its control arm if it is there

@@ -88,10 +88,7 @@ class AugmentSettings(BaseModel):
 RELEASED = AugmentSettings(
     crop_scale=(0.2, 1.0), flip=0.5, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, greyscale=0.2
 )
-"""The augmentation of the paper's released program: the printed one without the blur."""
-
-PAPER = RELEASED.model_copy(update={"blur": 0.5})
-"""The augmentation in the paper's appendix."""
+"""The augmentation of the paper's released program: the printed one without its blur (`blur` = 0.5)."""
 
 PLAIN = AugmentSettings(crop_padding=4, flip=0.5)
 """The usual augmentation of supervised learning on small images, used by the baselines."""

@@ -68,14 +68,14 @@ def datasets_of(names: Sequence[str], places: Sequence[str], pairs: Sequence[Pai
     class_names, numbers = numbered([f.labels for f in everything], [f.names for f in everything], of_labels)
     classes = len(class_names) or 1 + max(int(labels.max()) for labels in numbers)
     samples = iter(_samples(everything, numbers, where))
-    made: list[tuple[Samples, Samples]] = []
+    splits: list[tuple[Samples, Samples]] = []
     for place, (_, test) in zip(places, pairs, strict=True):
         first = next(samples)
-        made.append(divided(first, place) if test is None else (first, next(samples)))
-    mean, std = _normalisation([train for train, _ in made])
+        splits.append(divided(first, place) if test is None else (first, next(samples)))
+    mean, std = _normalisation([train for train, _ in splits])
     return [
         Dataset(name, train, test, classes, mean, std, class_names, _notes(pair))
-        for name, (train, test), pair in zip(names, made, pairs, strict=True)
+        for name, (train, test), pair in zip(names, splits, pairs, strict=True)
     ]
 
 
@@ -109,22 +109,24 @@ def _samples(everything: Sequence[Found], numbers: Sequence[Array], where: Seque
         raise MaplError(f"{where[0]} has {kinds[0]}, but {where[others[0]]} has {kinds[others[0]]}")
     values = [found.values for found in everything]
     labels = [torch.from_numpy(each) for each in numbers]
-    made: list[Samples]
+    samples: list[Samples]
     if kinds[0] == "images":
         pixels = as_pixels(values, where)
-        made = [Images(p, k) for p, k in zip(pixels, labels, strict=True)]
+        samples = [Images(p, k) for p, k in zip(pixels, labels, strict=True)]
     elif kinds[0] == "tokens":
         ids, vocabulary = _token_ids(everything, where)
-        made = [Tokens(t, k, vocabulary) for t, k in zip(ids, labels, strict=True)]
+        samples = [Tokens(t, k, vocabulary) for t, k in zip(ids, labels, strict=True)]
     else:
         rows = [_owned(v, np.float32) for v in values]
-        made = [Features(r, k, f.columns) for r, k, f in zip(rows, labels, everything, strict=True)]
-    for one, place in zip(made, where, strict=True):
-        if one.shape.facts != made[0].shape.facts:
-            raise MaplError(f"{where[0]} has samples of shape {tuple(made[0].shape)}, but {place} {tuple(one.shape)}")
+        samples = [Features(r, k, f.columns) for r, k, f in zip(rows, labels, everything, strict=True)]
+    for one, place in zip(samples, where, strict=True):
+        if one.shape.facts != samples[0].shape.facts:
+            raise MaplError(
+                f"{where[0]} has samples of shape {tuple(samples[0].shape)}, but {place} {tuple(one.shape)}"
+            )
         if fault := one.fault():
             raise MaplError(f"{place} has {fault}")
-    return made
+    return samples
 
 
 def kind_of_array(values: Array) -> Kind:

@@ -77,7 +77,7 @@ class PartitionSettings(BaseModel):
         description='Scheme \'file\': JSON with the indices of each client, {"train": [[…], …], "test": [[…], …]}.',
     )
     digest: str | None = Field(
-        None, description="Of what is in `file`. A run fills it in, and refuses another file when it is resumed."
+        None, description="Digest of what is in `file`. A run fills it in, and refuses another file when it is resumed."
     )
     fewest: int = Field(
         2, ge=1, description="Schemes other than 'scenario': the fewest training images that a client may get."

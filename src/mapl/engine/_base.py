@@ -68,8 +68,8 @@ class Engine(ABC):
 
     def steps_per_epoch(self, client: Client) -> int:
         """Batches of a local epoch. A short last batch is dropped."""
-        whole = client.samples // min(self.settings.batch, client.samples)
-        return whole if self.settings.steps is None else min(whole, self.settings.steps)
+        full_batches = client.samples // min(self.settings.batch, client.samples)
+        return full_batches if self.settings.steps is None else min(full_batches, self.settings.steps)
 
     def draw(self, client: Client, round: int) -> Draws:
         """The order of the images and every augmentation's parameters: a function of (seed, client, round) alone."""

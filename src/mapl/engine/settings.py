@@ -121,7 +121,8 @@ class EngineSettings(BaseModel):
     )
     precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
         "auto",
-        description="Of matrix products and convolutions. 'auto': bf16 on a GPU, fp32 on a CPU, which has no tf32.",
+        description="Precision of matrix products and convolutions. 'auto': bf16 on a GPU, fp32 on a CPU, which has no "
+        "tf32.",
     )
     deterministic: bool = Field(
         False,

@@ -1,1 +1,1 @@
-"""The page on which one sees runs happen: what it is told about a run, and the small server that tells it."""
+"""The live page of runs: what it is told about a run, and the small server that tells it."""

@@ -15,7 +15,7 @@ import typer
 from mapl.errors import MaplError
 from mapl.pace import duration
 from mapl.paper.tables import FURTHER, TABLES, cells
-from mapl.terminal.interrupt import Interrupt
+from mapl.terminal.interrupt import Interrupt, stopped
 from mapl.terminal.messages import say, warn
 from mapl.terminal.options import JsonOption, SetOption
 from mapl.terminal.progress import progress
@@ -31,21 +31,23 @@ if TYPE_CHECKING:
 
 Words = Annotated[
     list[str] | None,
-    typer.Option(help="Only these: scenario=1 (or 1), or any other part of a cell's name; several: any of them."),
+    typer.Option(help="Only these: scenario=1 (or 1), or another part of a cell's name. With several, any of them."),
 ]
 
 
 def reproduce_command(
-    table: Annotated[str | None, typer.Argument(help="A table or figure; without it, what there is.")] = None,
+    table: Annotated[str | None, typer.Argument(help="A table or figure. Without it, list them.")] = None,
     rows: Words = None,
     columns: Annotated[
         list[str] | None,
         typer.Option(help="Only these, axis by axis: CIFAR10,MAPL is that method on that data set."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 1,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Other rounds than the paper's; all else stays.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, starting at 0.")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Number of rounds, if not the paper's. Nothing else changes.")
+    ] = None,
     budget_minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many minutes; the same command goes on.")
+        float | None, typer.Option(min=0, help="Stop after this many minutes; rerun to continue.")
     ] = None,
     scale: Annotated[str, typer.Option(help="Another protocol: smoke, small or modern. Never the paper's.")] = "",
     form: Annotated[
@@ -56,23 +58,25 @@ def reproduce_command(
         bool, typer.Option("--next", help="No table: run what is worth most next (docs/reproduce.md has the rule).")
     ] = False,
     others: Annotated[
-        list[Path] | None, typer.Option("--merge", help="Add the results of another such folder. Repeatable.")
+        list[Path] | None, typer.Option("--merge", help="Add the results of another results folder. Repeatable.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("reproduction"),
-    plan_only: Annotated[bool, typer.Option("--plan", help="Say what would be run and how long it takes.")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Print what would be run and how long it takes; save nothing.")
+    ] = False,
     page: Annotated[bool, typer.Option("--page", help="Also write a page with tables and figures.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a table or figure of the paper again: published numbers, ours, and each method's control arm.
 
-    What was stopped goes on with the same command.
+    If it was stopped, rerun the command to continue.
 
     [bold]mapl reproduce res_hetero --scale smoke[/bold]
         tries everything, in minutes
     [bold]mapl reproduce res_hetero --rows 1 --columns CIFAR10 --seeds 3[/bold]
         one column of a scenario
     [bold]mapl reproduce --page[/bold]
-        writes the page of what there is
+        writes a page of the results so far
     [bold]mapl reproduce --next --budget-minutes 25[/bold]
         fills half an hour with what is worth most
     """
@@ -117,7 +121,7 @@ def reproduce_command(
         if page:
             _write_page(store)
     if not whole:
-        print("stopped and saved; the same command goes on from here", file=sys.stderr)
+        print(stopped("and saved"), file=sys.stderr)
         if time.monotonic() < end:
             sys.exit(interrupt.status)
 
@@ -146,7 +150,7 @@ def _next(
         if page:
             _write_page(store)
     if interrupt():
-        print("stopped and saved; the same command goes on from here", file=sys.stderr)
+        print(stopped("and saved"), file=sys.stderr)
         sys.exit(interrupt.status)
 
 
@@ -231,7 +235,7 @@ def _say_plan(works: Sequence[Work], store: Store, as_json: bool, measured: bool
     left = [work for work in works if work.key not in store]
     rates = Rates.of(store.runs.values(), left[0].recipe) if left else Rates()
     if left and measured and not rates.known:
-        print("measuring two rounds of the first run, of which nothing is saved", file=sys.stderr, flush=True)
+        print("measuring two rounds of the first run (not saved)", file=sys.stderr, flush=True)
         try:
             rates = measure(left[0].recipe)
         except MaplError as error:  # data that is not here yet: the plan is as good without

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mapl.analysis.compare import Estimate
+from mapl.names import DASH
 from mapl.paper.statistics import CellResult, difference, results
 from mapl.paper.store import Store, StoredRun
 from mapl.paper.tables import FURTHER
 from mapl.report.document import Table
-from mapl.report.text import DASH, points
+from mapl.report.text import points
 
 MAIN = {"heterogeneous": "res_hetero", "homogeneous": "res_homo"}
 PROTOCOLS = {"": "the paper's", "modern": "modern"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mapl.analysis.clusters import adjusted_rand, edges, share_inside
+from mapl.names import DASH
 from mapl.paper.complexity import Cost
 from mapl.paper.contests import LAYOUTS, Pair, published_winners, winners
 from mapl.paper.labels import axis_name, axis_value, cell_name, notes, run_name
@@ -12,7 +13,7 @@ from mapl.paper.statistics import CellResult
 from mapl.paper.store import StoredRun
 from mapl.paper.tables import Cell, table
 from mapl.report.document import Entry, Table
-from mapl.report.text import DASH, percent, points
+from mapl.report.text import percent, points
 
 UNFOLDED = 40
 """A table of more runs is folded."""

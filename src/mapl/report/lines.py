@@ -69,16 +69,12 @@ class Curve:
     high: Numbers
 
 
-def lines(records: Sequence[Record], arms: Sequence[Arm] | None = None) -> list[Line]:
+def lines(records: Sequence[Record]) -> list[Line]:
     """The arms of some runs, in the order first given."""
     groups = group(records)
     if not groups:
         raise MaplError("there is nothing to report: give at least one run")
-    arms = compare(records) if arms is None else arms
-    tested = sum(bool(runs[0].tested) for runs in groups.values())
-    if len(arms) != tested:
-        raise MaplError(f"arms: got {len(arms)}, but the runs that were tested make {tested}")
-    by_label = {arm.label: arm for arm in arms}
+    by_label = {arm.label: arm for arm in compare(records)}
     return [Line(label, runs, by_label.get(label), place) for place, (label, runs) in enumerate(groups.items())]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mapl.analysis.compare import Arm, notes
+from mapl.analysis.compare import notes
 from mapl.report import curves, facts, maps, sentences, tables
 from mapl.report.document import Bullets, Document, Facts, Heading, Paragraph
 from mapl.report.embedding import embed, embedding_figure
@@ -32,7 +32,6 @@ def write_report(
     out: Path,
     title: str = "",
     introduction: str = "",
-    arms: Sequence[Arm] | None = None,
 ) -> Path:
     """Write `out`/report.html, one self-contained page about these runs, and its pictures as PNG beside it.
 
@@ -41,9 +40,8 @@ def write_report(
         out: the folder of the page, created if it does not exist.
         title: the page's title; if empty, it says what was run.
         introduction: plain text for the top of the page; an empty line starts a new paragraph.
-        arms: the result of `mapl.analysis.compare.compare` on the same records, if the caller has it already.
     """
-    all_lines = lines(records, arms)
+    all_lines = lines(records)
     runs = sum(len(line.runs) for line in all_lines)
     page = Document(title or facts.title(all_lines), f"Made by mapl from {count(runs, 'run')}.")
     page.add(Bullets(sentences.headlines(all_lines)))

@@ -12,12 +12,13 @@ from mapl.analysis.clusters import adjusted_rand, edges, first_mixed, share_insi
 from mapl.analysis.compare import Arm
 from mapl.analysis.paired import FEW
 from mapl.live.scene import amount
+from mapl.names import DASH
 from mapl.network.refused import total
 from mapl.recipe import has_letters
 from mapl.report.curves import mesh, term_name
 from mapl.report.embedding import Embedding
 from mapl.report.lines import Line, loss_curve, loss_terms, most_interesting
-from mapl.report.text import DASH, count, listing, percent
+from mapl.report.text import count, listing, percent
 from mapl.runs.history import Record
 
 ARMS_EXPLAINED = (

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from mapl.analysis.clusters import first_mixed
 from mapl.measures import METRICS, TITLES
+from mapl.names import DASH
 from mapl.report.document import Entry, Table
 from mapl.report.lines import Line
 from mapl.report.sentences import gain_cell
-from mapl.report.text import DASH, percent, ranges
+from mapl.report.text import percent, ranges
 from mapl.runs.history import Record
 
 MOST_CLIENTS = 200

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mapl.analysis.compare import Estimate
-
-DASH = "–"
-"""Stands on a page for a value that does not exist."""
+from mapl.names import DASH
 
 
 def listing(things: Iterable[object]) -> str:

@@ -65,6 +65,16 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def stopped(saved: str, command: str = "") -> str:
+    """The last words of a command that was stopped: what was saved, and what continues it.
+
+    Args:
+        saved: what follows "stopped", as in "after round 3 of 8, saved in runs/mine".
+        command: the command that continues; if empty, it is the same command.
+    """
+    return f"stopped {saved}; {f'continue with: {command}' if command else 'rerun the command to continue'}"
+
+
 def leave(message: str, status: int) -> NoReturn:
     """End a command that was stopped, with these last words."""
     print(message, file=sys.stderr, flush=True)

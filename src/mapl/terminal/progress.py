@@ -1,4 +1,7 @@
-"""How far a command is: a live bar on a terminal, a plain line now and then in a pipe or a log file."""
+"""How far a command is, on standard error: a live bar on a terminal, a plain line now and then in a log file.
+
+Standard output is for results. Nothing is written to it here.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
+from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
@@ -24,16 +28,16 @@ class Show(Protocol):
 
 
 @contextmanager
-def progress(stream: TextIO | None = None, every: float | None = None) -> Iterator[Show]:
-    """A bar, or plain lines: one for each tenth of the work, or one `every` so many seconds.
-
-    Plain lines go to standard error, unless `stream` says otherwise.
-    """
-    if not sys.stdout.isatty():
-        yield PlainLines(stream or sys.stderr, every)
+def progress(every: float | None = None) -> Iterator[Show]:
+    """A bar, or plain lines: one for each tenth of the work, or one in `every` seconds."""
+    if not sys.stderr.isatty():
+        yield PlainLines(sys.stderr, every)
         return
     text, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}")
-    with Bar(text, BarColumn(), TimeElapsedColumn(), left) as bar:
+    # What is printed meanwhile stands above the bar. If results go into a pipe or a file, they stay there.
+    above = sys.stdout.isatty()
+    console = Console(stderr=True)
+    with Bar(text, BarColumn(), TimeElapsedColumn(), left, console=console, redirect_stdout=above) as bar:
         task = bar.add_task("starting", total=None, left="")
 
         def show(done: int, total: int, text: str, left: float | None) -> None:
@@ -55,7 +59,7 @@ def counting(name: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class PlainLines:
-    """One line for each tenth of the work; or one `every` so many seconds, from when the time left is known."""
+    """One line for each tenth of the work; or one in `every` seconds, from when the time left is known."""
 
     def __init__(self, stream: TextIO, every: float | None = None):
         self.stream = stream

@@ -26,12 +26,12 @@ class OneByOne(torch.autograd.Function):
         x = rows(x)
         ctx.save_for_backward(x, weight)
         ctx.gradient, ctx.sizes = gradient, sizes
-        made = []
+        outputs = []
         for g, batch in enumerate(x.chunk(len(weight))):
             with member(x.device, g, len(weight)):
-                made.append(_convolve(batch, weight[g], sizes))
+                outputs.append(_convolve(batch, weight[g], sizes))
         all_members(x.device, len(weight))
-        return made[0] if len(made) == 1 else torch.cat(made)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     @staticmethod
     @once
@@ -45,20 +45,20 @@ class OneByOne(torch.autograd.Function):
                     ctx.gradient[g].copy_(_back(d, batch, weight[g], sizes, [False, True, False])[1])
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
-        found = []
+        input_gradients = []
         for g, (batch, d) in enumerate(pairs):
             with member(x.device, g, len(weight)):
-                found.append(_back(d, batch, weight[g], sizes, [True, False, False])[0])
+                input_gradients.append(_back(d, batch, weight[g], sizes, [True, False, False])[0])
         all_members(x.device, len(weight))
-        return found[0] if len(found) == 1 else torch.cat(found), None, None, None, None
+        return input_gradients[0] if len(input_gradients) == 1 else torch.cat(input_gradients), None, None, None, None
 
 
 def _back(dy: Tensor, x: Tensor, weight: Tensor, sizes: Sizes, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of a library's convolution that are wanted: of x, of its filters, of a bias."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         dy, x, weight, None, sizes.stride, sizes.padding, sizes.dilation, False, [0, 0], sizes.groups, wanted
     )
-    return found
+    return gradients
 
 
 def _convolve(x: Tensor, weight: Tensor, sizes: Sizes) -> Tensor:
