@@ -118,6 +118,10 @@ def test_a_peer_that_is_done_waits_for_who_is_not_and_for_who_was_lost_lately(al
     assert not alice._may_leave(60.0)
     alice._lost["bob"] -= 61.0
     assert alice._may_leave(60.0)
+    alice._lost["bob"] += 61.0
+    alice._members -= {"bob"}
+    assert alice._may_leave(60.0)  # he was revoked
+    alice._members |= {"bob"}
     shows(alice, "alive")
     shows(alice, "done")
     assert alice._may_leave(60.0)

@@ -1,15 +1,21 @@
 """How well drifts tell kin from others on digits, and what two parts of the rule are for.
 
     python results/courier/kinship.py > results/courier/kinship.md
+    python results/courier/kinship.py --cifar10 FOLDER > results/courier/kinship-cifar10.md     # an hour on one core
 
 For every setting, the smallest cosine of two clients of one cluster and the largest of two clients of different
 clusters, over two seeds, after 1, 5, 45 and 300 rounds. Clients are kin where the cosine is above 0. Beside the rule,
 from the same updates: every round counts in full, whatever the mix kept of it; and the mean over classes is left in.
+
+CIFAR-10 has the data and the protocol of recipes/modern, one seed and fewer clients. Their own networks are the
+smallest there are: the courier does not learn from them, so its drift does not depend on them.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +25,22 @@ from torch import Tensor
 from mapl.kinship import kept, update_of
 from mapl.methods._courier import COURIER, head_of
 from mapl.methods.courier import START
-from mapl.recipe import Recipe, Tree, merge
+from mapl.recipe import Recipe, Tree, merge, read
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
 
 AFTER = (1, 5, 45, 300)
 SEEDS = (0, 1)
+MODERN = Path(__file__).parents[2] / "recipes" / "modern" / "heterogeneous.toml"
+CIFAR10_AFTER = (1, 5, 20, 45, 100, 200)
+CIFAR10: Tree = {
+    "clients": 6,
+    "data": {"name": "cifar10"},
+    "model": {"backbones": ["mlp"], "embedding": 64, "projection": 64, "hidden": 64},
+    "evaluate": {"every": 1000},
+    "engine": {"device": "cpu", "workers": 1, "precision": "bf16"},
+    "train": {"threads": 1},
+}
 OVERLAPPING: Tree = {"scenario": 2, "clusters": 3, "sizes": [5, 3, 2]}
 
 
@@ -37,27 +53,42 @@ class Heads(NamedTuple):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cifar10", type=Path, help="the folder of CIFAR-10's files")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = {name: tree for name, tree in SETTINGS.items() if tree.get("scheme") != "dirichlet"}
+    if options.cifar10:
+        common = merge(merge(read(MODERN), CIFAR10), {"data": {"folder": str(options.cifar10)}})
+        some = {"two clusters": {"scenario": 1}, "two clusters that share four of seven classes": {"scenario": 2}}
+        print("Smallest cosine inside clusters / largest across, one seed, on CIFAR-10.\n")
+        page(common, some, (0,), CIFAR10_AFTER)
+        return
+    settings: dict[str, Tree] = {name: tree for name, tree in SETTINGS.items() if tree.get("scheme") != "dirichlet"}
     settings["three overlapping clusters of 5, 3 and 2"] = OVERLAPPING
     print("Smallest cosine inside clusters / largest across, over two seeds, on digits.\n")
-    columns = [f"{rule}{t}" for rule in ("the rule: round ", "in full: ", "mean left in: ") for t in AFTER]
+    page(COMMON, settings, SEEDS, AFTER)
+
+
+def page(common: Tree, settings: dict[str, Tree], seeds: Sequence[int], after: Sequence[int]) -> None:
+    """Print a row per setting, as soon as its runs are done."""
+    columns = [f"{rule}{t}" for rule in ("the rule: round ", "in full: ", "mean left in: ") for t in after]
     print(f"| setting | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for name, partition in settings.items():
-        runs = [list(cosines(partition, seed)) for seed in SEEDS]
+        trees = [merge(common, {"method": "courier", "partition": partition, "seed": seed}) for seed in seeds]
+        runs = [list(cosines(tree, after[-1])) for tree in trees]
         cells = [
             f"{min(run[rule][t - 1][0] for run in runs):.2f} / {max(run[rule][t - 1][1] for run in runs):.2f}"
             for rule in range(3)
-            for t in AFTER
+            for t in after
         ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def cosines(partition: Tree, seed: int) -> Iterator[list[tuple[float, float]]]:
+def cosines(recipe: Tree, rounds: int) -> Iterator[list[tuple[float, float]]]:
     """By rule and round, the extreme cosines."""
-    part = build_part(Recipe.of(**merge(COMMON, {"method": "courier", "partition": partition, "seed": seed})))
+    part = build_part(Recipe.of(**recipe))
     heads = watched(part)
-    for round in range(AFTER[-1]):
+    for round in range(rounds):
         play_round(part, round)
     clusters = torch.tensor([client.cluster for client in part.clients])
     for rule in (the_rule, in_full, mean_left_in):
