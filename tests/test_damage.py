@@ -16,7 +16,7 @@ import pytest
 import mapl
 import mapl.recipe
 import mapl.runs.chain
-from conftest import made_of, small, written
+from conftest import made_of, small, told, written
 from damaged_runs import PLAYED, Bench, judge, make_npz, tiny
 from mapl import Images, MaplError
 from mapl.runs import chain
@@ -120,8 +120,8 @@ def test_resume_repairs_a_torn_line_and_damage_after_a_checkpoint_and_says_so(be
     DAMAGES["last torn"][0](folder, bench)
     (folder / "times.jsonl").write_text("nonsense\n")
     (folder / "clients.json").unlink()
-    said: list[str] = []
-    record = mapl.resume(folder, warn=said.append)
+    with told() as said:
+        record = mapl.resume(folder)
     assert [word for word in ("clients.json", "cut off", "times.jsonl") if any(word in one for one in said)] == [
         "clients.json",
         "cut off",

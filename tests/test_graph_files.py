@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mapl
-from conftest import row_of, small, stop_after, written
+from conftest import row_of, small, stop_after, told, written
 from mapl import Client, Inbox, MaplError
 from mapl.client import Peers
 from mapl.methods.dfedavgm import DFedAvgM
@@ -160,8 +160,8 @@ def test_a_run_whose_graph_was_cut_short_goes_back_to_a_checkpoint_before_that(t
     mapl.run(recipe, tmp_path / "run", stop=stop_after(3))
     path = tmp_path / "run" / name
     path.write_bytes(path.read_bytes()[:-8])
-    said: list[str] = []
-    mapl.resume(tmp_path / "run", warn=said.append)
+    with told() as said:
+        mapl.resume(tmp_path / "run")
     assert name in said[0]
     assert written(tmp_path / "run") == written(tmp_path / "whole")
 

@@ -84,10 +84,10 @@ def assert_same_models(peers: list[Path], simulated: Path) -> None:
     """Every tensor of every client's checkpoint, which has its model, its state and its row of W."""
     from mapl.runs.checkpoint import latest
 
-    whole = latest(simulated, pytest.fail)
+    whole = latest(simulated)
     assert whole is not None
     for number, file in enumerate(peers):
-        own = latest(state(file) / "run", pytest.fail)
+        own = latest(state(file) / "run")
         assert own is not None
         for section in (f"client.{number}.model", f"client.{number}.state"):
             ours, theirs = own.section(section), whole.section(section)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +12,9 @@ import typer
 from rich.table import Table
 
 from mapl import plugins
-from mapl.errors import MaplError, unknown
+from mapl.errors import MaplError, unknown, warn
 from mapl.names import printable
-from mapl.terminal.messages import console, say, warn
+from mapl.terminal.messages import console, say
 from mapl.terminal.options import JsonOption, TrustOption
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def compare_command(
     show_comparison(arms, found, as_json)
     for path in to or []:
         for file in write_comparison(path, arms, found):
-            (warn if as_json else say)(f"written: {file}")
+            say(f"written: {file}", sys.stderr if as_json else None)
 
 
 def known_metric(name: str) -> Metric:

@@ -23,8 +23,8 @@ from mapl.cli.recipe_options import (
     TopologyOption,
     compose_recipe,
 )
-from mapl.errors import MaplError, unknown
-from mapl.terminal.messages import say, warn
+from mapl.errors import MaplError, unknown, warn
+from mapl.terminal.messages import say
 from mapl.terminal.options import JsonOption, SetOption, TrustOption
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from mapl.cli.recipe_options import (
 from mapl.cli.sweep import is_sweep, sweep
 from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave
-from mapl.terminal.messages import say, warn
+from mapl.terminal.messages import say
 from mapl.terminal.options import SetOption, TrustOption
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def resume_command(
     with stoppable(folder, again) as interrupt, observing(total, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
         record = resume(
-            folder, rounds=rounds, observers=observers, stop=interrupt, warn=warn, profile=profile, trust=trust, ray=ray
+            folder, rounds=rounds, observers=observers, stop=interrupt, profile=profile, trust=trust, ray=ray
         )
     conclude(record, as_json, profile, interrupt.status, again=again)
 

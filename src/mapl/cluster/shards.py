@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from mapl.clock import Clock
 from mapl.cluster.packed import Packed, pack, unpack
 from mapl.cluster.shard import Built, Lost, Order, Played
+from mapl.errors import warn
 from mapl.recipe import Recipe
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
@@ -238,4 +238,4 @@ class Shards:
 
 def _warn(words: Sequence[str]) -> None:
     for text in dict.fromkeys(words):
-        warnings.warn(text, stacklevel=2)
+        warn(text)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 
+from mapl.errors import warn
 from mapl.network.letter import LetterError, Reason
 
 Counts = dict[int, dict[str, int]]
@@ -26,7 +26,7 @@ class Refused:
         reasons[reason] = reasons.get(reason, 0) + 1
         if reason not in self._explained:
             self._explained.add(reason)
-            warnings.warn(f"a letter is left out: {sentence}", stacklevel=2)
+            warn(f"a letter is left out: {sentence}", once=True)
 
     def add_error(self, sender: int, error: LetterError) -> None:
         """Count a letter that could not be written or read."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.pace import duration
 from mapl.paper.tables import FURTHER, TABLES, cells
 from mapl.terminal.interrupt import Interrupt
-from mapl.terminal.messages import say, warn
+from mapl.terminal.messages import say
 from mapl.terminal.options import JsonOption, SetOption
 from mapl.terminal.progress import progress
 
@@ -140,7 +140,7 @@ def _next(
         interrupt = Interrupt()
         with interrupt, _watching(as_json) as watch:
             agenda = queue.agenda(lambda: end - time.monotonic())
-            follow(agenda, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=warn)
+            follow(agenda, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end)
         if not as_json:
             _say_filled(store, len(queue.left(store)))
         if page:
@@ -253,7 +253,7 @@ def _carry_out(works: Sequence[Work], store: Store, end: float, as_json: bool, i
     from mapl.paper.carry_out import carry_out
 
     with interrupt, _watching(as_json) as watch:
-        return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=warn)
+        return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def run_alone(
         part = build_part(recipe, own_data(settings, identity), holds=[identity.number])
         folder = _folder(settings)
         if (folder / RECIPE).exists():
-            return resume_part(part, folder, observers=observers, stop=stop, warn=say)
+            return resume_part(part, folder, observers=observers, stop=stop)
         return run_part(part, folder, observers=observers, stop=stop)
 
 

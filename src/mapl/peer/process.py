@@ -102,7 +102,7 @@ def _run(
         watching = [status.observe, look_again, *observers]
         try:
             if begun:
-                record = resume_part(part, folder, observers=watching, stop=stop, warn=say, durable=True)
+                record = resume_part(part, folder, observers=watching, stop=stop, durable=True)
             else:
                 record = run_part(part, folder, observers=watching, stop=stop, durable=True)
         except Stopped:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from mapl.data.partition import Shard, draw_held_out, other_tests, partition
 from mapl.data.samples import Kind, Samples
 from mapl.engine._base import Engine
 from mapl.engine.choose import find_device, find_engine
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.keys import ALWAYS, key, seeded
 from mapl.methods._base import Centralised, Method
 from mapl.model import Backbone, architecture, assign, build, find_backbone
@@ -495,10 +494,10 @@ def _check_noise(part: Part, letter: Letter) -> None:
             "set network.noise.clip to 'none'"
         )
     if bare:
-        warnings.warn(
+        warn(
             f"network.noise: {', '.join(map(repr, bare))} in the letters of method {part.method.name!r} travels "
             "without noise, and ε does not cover it",
-            stacklevel=2,
+            once=True,
         )
 
 
