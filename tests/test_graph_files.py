@@ -14,6 +14,7 @@ import mapl
 from conftest import row_of, small, stop_after, told, written
 from mapl import Client, Inbox, MaplError
 from mapl.client import Peers
+from mapl.errors import NotFinite
 from mapl.methods.dfedavgm import DFedAvgM
 from mapl.runs.graph import INDEX, ROWS, Graph, GraphWriter, fill
 from mapl.runs.part import build_part
@@ -124,7 +125,7 @@ def test_weights_that_are_no_numbers_end_a_run() -> None:
     part = build_part(small())
     play_round(part, 0)
     part.clients[2].peers.weights[:] = np.nan
-    with pytest.raises(MaplError, match="client 2 are no longer finite in round 0"):
+    with pytest.raises(NotFinite, match="client 2 are no longer finite in round 0"):
         graph(part)
 
 

@@ -40,7 +40,7 @@ class Busy(MaplError):
 
 
 class NotFinite(MaplError):
-    """A number became infinite, or is none any more."""
+    """A number became infinite or NaN."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> MaplError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -106,7 +107,7 @@ def reproduce_command(
         _say_plan(works, store, as_json)
         if table == "complexity":  # no run: two rounds of letters, without training
             complexity.write(out, complexity.measure())
-        end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
+        end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else math.inf
         interrupt = Interrupt()
         whole = _carry_out(works, store, end, as_json, interrupt)
         if table in TABLES or table == FURTHER:
@@ -134,7 +135,7 @@ def _next(
     if plan_only:
         _say_stages(queue, Store(out), budget_minutes, as_json)
         return
-    end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
+    end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else math.inf
     with opened(out) as store:
         _say_stages(queue, store, budget_minutes, as_json)
         interrupt = Interrupt()

@@ -362,7 +362,7 @@ def intact_times(lines: Sequence[bytes], history: History) -> tuple[dict[int, by
 
 
 LONGEST = 1e12
-"""Seconds that a round can take; also keeps out what is no finite number."""
+"""Seconds that a round can take; also keeps out infinities and NaN."""
 
 
 def _round_of(line: bytes) -> int:
@@ -396,7 +396,7 @@ def load(folder: str | Path) -> Record:
     folder = Path(folder)
     recipe = load_recipe(folder)
     cards, clients = read_cards(folder)
-    # Before the history, which is written first: what they know, it has to know as well, even while the run goes on.
+    # Before the history, which is written first: even while the run goes on, it must contain every round they mention.
     times, saved, graphs = read_times(folder), checkpoint.newest(folder), Graph.written(folder, len(cards))
     history = read_history(folder / HISTORY)
     if history.problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -69,12 +70,11 @@ def as_frame(record: Record) -> pd.DataFrame:
         }
         for line in record.rounds
     ]
-    nan = float("nan")
-    nothing = [nan] * len(record.clients)
+    nothing = [math.nan] * len(record.clients)
     for name in dict.fromkeys(name for line in by_client for name in line):
         if name == "accuracy" or any(line.get(name) is not None for line in by_client):
             values = (value for line in by_client for value in (line.get(name) or nothing))
-            frame[name] = [nan if value is None else value for value in values]
+            frame[name] = [math.nan if value is None else value for value in values]
     return frame
 
 
