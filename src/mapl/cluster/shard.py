@@ -121,7 +121,6 @@ def versions() -> tuple[tuple[str, str], ...]:
 class Shard:
     """Holds some clients. Its work is done in one thread; letters are served in others meanwhile."""
 
-    _attempt: int = 0
     _told: dict[int, bytes] = field(default_factory=dict)
     """Of every row of W that was told, a digest."""
 

@@ -17,6 +17,7 @@ import torch
 from mapl.data.dataset import Dataset, Images
 from mapl.methods._mixing import flatten
 from mapl.network import Inbox, Mail, MemoryPost
+from mapl.paper import protocol
 from mapl.paper.tables import BACKBONES, METHODS, PROTOCOL
 from mapl.recipe import Recipe, Tree, merge
 from mapl.runs.exchange import look_around
@@ -95,9 +96,9 @@ class Cost:
         """Whether a round after the warm-up sends as many numbers as the paper's formula says."""
         return self.predicted == self.later.numbers
 
-    def run_bytes(self, clients: int = 20, rounds: int = 400) -> int:
+    def run_bytes(self) -> int:
         """The paper's formula for a whole run of the paper's size, in bytes of numbers."""
-        return 4 * rounds * _evaluate(self.method, {**self.sizes, **_network(clients)})
+        return 4 * protocol.ROUNDS * _evaluate(self.method, {**self.sizes, **_network(protocol.CLIENTS)})
 
 
 def measure(methods: Iterable[str] = tuple(FORMULAS)) -> list[Cost]:
