@@ -8,7 +8,7 @@ import torch
 import mapl
 from conftest import assert_same, parameters, play, small, stop_after, written
 from mapl.analysis.compare import group
-from mapl.runs.history import Round
+from mapl.runs.chain import Round
 from mapl.runs.part import Part, load_data
 
 BOTH = {"every": 1, "all_images": True}

@@ -18,8 +18,9 @@ from mapl.analysis.compare import Estimate, compare, group, left_out, notes
 from mapl.analysis.control import ceilings, control_of, is_ceiling, is_control
 from mapl.client import Peers
 from mapl.report.lines import lines
+from mapl.runs.chain import Round
 from mapl.runs.graph import GraphWriter
-from mapl.runs.history import ClientCard, Round
+from mapl.runs.record import ClientCard
 
 ALONE = {"network": {"topology": {"name": "none"}}}
 POOLED = {**ALONE, "partition": {"pooled": True}}

@@ -22,8 +22,8 @@ from mapl import Images, MaplError
 from mapl.runs import chain
 from mapl.runs.checkpoint import newest
 from mapl.runs.files import write_aside
-from mapl.runs.history import combined
 from mapl.runs.part import Data, build_part
+from mapl.runs.record import combined
 
 CHUNKS = 4
 

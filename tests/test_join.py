@@ -29,11 +29,13 @@ from mapl.client import Peers
 from mapl.network import Mail, MemoryPost
 from mapl.report import write_report
 from mapl.runs import chain
+from mapl.runs.chain import Round
 from mapl.runs.export import export_run
+from mapl.runs.folder import CLIENTS, HISTORY, TIMES, clients_file, load, write_recipe
 from mapl.runs.graph import GraphWriter
-from mapl.runs.history import CLIENTS, HISTORY, TIMES, Round, clients_file, load, share_of_network, write_recipe
 from mapl.runs.join import join
 from mapl.runs.part import Part, build_part, given_in_python
+from mapl.runs.record import share_of_network
 from mapl.runs.run import restored_part, resume_part, run_part
 from mapl.runs.saving import saved_state
 from mapl.runs.writers import open_writers

@@ -18,7 +18,7 @@ import mapl.runs.checkpoint
 import mapl.runs.files
 from conftest import in_child, small, told, written
 from mapl import Recipe
-from mapl.runs.history import RECIPE
+from mapl.runs.folder import RECIPE
 
 ROUNDS = 12
 

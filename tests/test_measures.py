@@ -26,7 +26,8 @@ from mapl.analysis.paired import differences, explained, verdict
 from mapl.cli.app import app
 from mapl.measures import BINS, METRICS, TITLES, Measure, measured, worst_tenth
 from mapl.report import write_report
-from mapl.runs.history import Round, load
+from mapl.runs.chain import Round
+from mapl.runs.folder import load
 from mapl.runs.writers import open_writers
 from test_paired import run_of
 

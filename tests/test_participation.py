@@ -27,9 +27,10 @@ from mapl.peer.process import own_recipe
 from mapl.peer.settings import PeerSettings
 from mapl.plugins import known
 from mapl.report import write_report
-from mapl.runs.history import ClientCard, Round
+from mapl.runs.chain import Round
 from mapl.runs.join import join
 from mapl.runs.part import Part, build_part
+from mapl.runs.record import ClientCard
 from mapl.runs.round import play_round
 from test_join import HALVES, PEERS, everything, in_folders
 

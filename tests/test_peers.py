@@ -16,7 +16,7 @@ import pytest
 import hosts
 from mapl import Recipe
 from mapl.analysis.clusters import share_inside
-from mapl.runs.history import load
+from mapl.runs.folder import load
 from mapl.runs.join import join
 from mapl.runs.run import run
 

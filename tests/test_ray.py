@@ -233,7 +233,7 @@ OPTIONS = ["--engine", "ray", "--shards", "2"]
 def test_a_stopped_or_killed_command_is_resumed(how: int, cluster: Any, tmp_path: Path) -> None:
     file, folder = tmp_path / "recipe.toml", tmp_path / "run"
     made = digits("courier", rounds=500, checkpoint={"every": 1}, name="run", clients=6)
-    mapl.runs.history.write_recipe(tmp_path, made)
+    mapl.runs.folder.write_recipe(tmp_path, made)
     process = mapl_command("run", str(file), "--out", str(tmp_path), *OPTIONS, cluster=cluster)
     until(lambda: folder.is_dir() and checkpoint.newest(folder) >= 2, seconds=200)
     os.killpg(process.pid, how)  # a terminal sends Ctrl-C to every process of the group

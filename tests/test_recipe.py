@@ -15,7 +15,7 @@ from mapl.data.augment import PLAIN, RELEASED
 from mapl.methods.local import Local
 from mapl.plugins import known
 from mapl.recipe import assignment, compose, merge, read, to_toml, validated
-from mapl.runs.history import load
+from mapl.runs.folder import load
 
 # Layers
 

@@ -33,8 +33,9 @@ from conftest import (
 from mapl import MaplError, Recipe
 from mapl.methods.local import Local
 from mapl.recipe import to_toml
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
-from mapl.runs.history import Round, load
+from mapl.runs.folder import load
 from mapl.runs.part import build_part
 from mapl.runs.run import restored_part
 from mapl.runs.saving import restore, saved_state

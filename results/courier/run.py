@@ -29,7 +29,7 @@ from mapl.data.loading import keeping_data
 from mapl.data.partition import cluster_classes
 from mapl.paper.machine import device_name, versions
 from mapl.recipe import Recipe, Tree, assignment, compose, read
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "recipes" / "modern" / "heterogeneous.toml"

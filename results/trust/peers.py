@@ -30,7 +30,7 @@ from mapl.network.refused import total
 from mapl.peer.local import LocalNetwork, make_network
 from mapl.peer.settings import read_settings
 from mapl.recipe import Tree, merge
-from mapl.runs.history import load
+from mapl.runs.folder import load
 
 RULES = ("mean", "median")
 RECIPE: Tree = {

@@ -27,7 +27,7 @@ from mapl.analysis.labels import labels_of
 from mapl.errors import unknown
 from mapl.measures import LOWER_IS_BETTER, METRICS, TITLES, Metric
 from mapl.recipe import Recipe, flat, has_letters
-from mapl.runs.history import Record, part_of
+from mapl.runs.record import Record, part_of
 
 ROUNDING = 1e-9
 """Means of accuracies that differ by less are equal."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mapl.analysis.compare import Arm
     from mapl.analysis.paired import Difference
     from mapl.measures import Metric
-    from mapl.runs.history import Record
+    from mapl.runs.record import Record
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain some.", metavar="RUN...")]
 
@@ -106,7 +106,7 @@ def show_comparison(arms: Sequence[Arm], found: Sequence[Difference], as_json: b
 def load_runs(folders: Sequence[Path]) -> list[Record]:
     """The runs, with a warning for each that will not be counted, or compared with no other."""
     from mapl.analysis.compare import left_out, unpaired
-    from mapl.runs.history import load, runs_below
+    from mapl.runs.folder import load, runs_below
 
     runs = {folder: runs_below(folder) for folder in folders}
     for folder, found in runs.items():

@@ -28,7 +28,7 @@ from mapl.terminal.messages import say
 from mapl.terminal.options import JsonOption, SetOption, TrustOption
 
 if TYPE_CHECKING:
-    from mapl.runs.history import Record
+    from mapl.runs.record import Record
 
 
 def report_command(
@@ -53,7 +53,7 @@ def report_command(
 
 def _runs() -> dict[str, str]:
     """The runs in runs/, by folder."""
-    from mapl.runs.history import load, runs_below
+    from mapl.runs.folder import load, runs_below
 
     found = {}
     for folder in runs_below(Path("runs")):

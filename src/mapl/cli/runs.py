@@ -43,7 +43,7 @@ from mapl.terminal.messages import say
 from mapl.terminal.options import SetOption, TrustOption
 
 if TYPE_CHECKING:
-    from mapl.runs.history import Record
+    from mapl.runs.record import Record
 
 LogOption = Annotated[
     list[str] | None,
@@ -194,7 +194,7 @@ def resume_command(
     [bold]mapl resume runs/mine --engine ray --shards 2[/bold]
     """
     from mapl.plugins import looking
-    from mapl.runs.history import load_recipe
+    from mapl.runs.folder import load_recipe
     from mapl.runs.run import placed, resume
     from mapl.runs.writers import open_writers
 
@@ -218,7 +218,7 @@ def stoppable(folder: Path, again: str = "") -> Iterator[Interrupt]:
 
     `again`: what has to be said again to resume it.
     """
-    from mapl.runs.history import RECIPE
+    from mapl.runs.folder import RECIPE
 
     interrupt = Interrupt()
     try:

@@ -24,10 +24,11 @@ from mapl.engine.workers import torch_threads
 from mapl.errors import MaplError, NotFinite
 from mapl.model import Backbone
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
-from mapl.runs.history import ClientCard, Round
 from mapl.runs.part import Architecture, Part, architectures, build_part, cards
+from mapl.runs.record import ClientCard
 from mapl.runs.round import graph, play_round
 from mapl.runs.saving import restore, saved_state
 

@@ -15,12 +15,13 @@ from mapl.cluster.packed import Packed, pack, unpack
 from mapl.cluster.shard import Built, Lost, Order, Played
 from mapl.errors import warn
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
-from mapl.runs.history import ClientCard, Round
 from mapl.runs.joined import joined_line, joined_state, share_of_state
 from mapl.runs.part import check_alike
 from mapl.runs.player import CannotGoOn
+from mapl.runs.record import ClientCard
 from mapl.runs.saving import bytes_tensor
 
 if TYPE_CHECKING:

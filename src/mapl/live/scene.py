@@ -12,7 +12,7 @@ from mapl.errors import MaplError
 from mapl.names import printable
 from mapl.recipe import Recipe, has_letters
 from mapl.runs.graph import ROWS, Row
-from mapl.runs.history import ClientCard, Record
+from mapl.runs.record import ClientCard, Record
 
 Tree = dict[str, Any]
 

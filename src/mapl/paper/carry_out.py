@@ -19,8 +19,10 @@ from mapl.paper.plan import Work
 from mapl.paper.store import Store
 from mapl.paper.summary import summarise
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.files import only_writer
-from mapl.runs.history import RECIPE, Record, Round, load_recipe, write_recipe
+from mapl.runs.folder import RECIPE, load_recipe, write_recipe
+from mapl.runs.record import Record
 from mapl.runs.run import Observer, resume, run
 
 

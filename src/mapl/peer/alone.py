@@ -11,8 +11,9 @@ from mapl.peer.identity import Identity
 from mapl.peer.process import Say, believing, own_data, own_recipe, shared_recipe
 from mapl.peer.settings import PeerSettings
 from mapl.recipe import NOBODY
-from mapl.runs.history import RECIPE, Record, load
+from mapl.runs.folder import RECIPE, load
 from mapl.runs.part import build_part
+from mapl.runs.record import Record
 from mapl.runs.run import Observer, resume_part, run_part
 
 FOLDER = "alone"

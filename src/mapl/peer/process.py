@@ -28,9 +28,11 @@ from mapl.peer.status import Status, serving_metrics
 from mapl.peer.wire import ZenohWire
 from mapl.plugins import looking, take_as_named
 from mapl.recipe import Recipe, flat, method_class
+from mapl.runs.chain import Round
 from mapl.runs.exchange import LARGEST
-from mapl.runs.history import RECIPE, Record, Round, load
+from mapl.runs.folder import RECIPE, load
 from mapl.runs.part import Part, build_part, with_digests
+from mapl.runs.record import Record
 from mapl.runs.run import Observer, resume_part, run_part
 
 SECRET = "noise.key"

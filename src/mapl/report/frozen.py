@@ -17,7 +17,7 @@ from mapl.report.document import Scene
 from mapl.report.lines import Line
 from mapl.report.text import count
 from mapl.runs.graph import Row
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 Tree = dict[str, Any]
 Thing = TypeVar("Thing")

@@ -23,9 +23,11 @@ from mapl.errors import MaplError, unknown, warn
 from mapl.methods._base import Method
 from mapl.model import Backbone, find_backbone, make_backbone
 from mapl.plugins import looking
+from mapl.runs.chain import Round
 from mapl.runs.files import write_aside
-from mapl.runs.history import Round, load, share_of_network
+from mapl.runs.folder import load
 from mapl.runs.part import Part
+from mapl.runs.record import share_of_network
 from mapl.runs.run import restored_part
 from mapl.shape import Shape
 

@@ -20,24 +20,14 @@ from torch import Tensor
 from mapl.errors import MaplError, warn
 from mapl.plugins import looking
 from mapl.runs import chain, checkpoint
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.files import write_aside
+from mapl.runs.folder import CLIENTS, HISTORY, JOINED, TIMES, clients_file, load, times_line, write_recipe
 from mapl.runs.graph import GraphWriter, Row
-from mapl.runs.history import (
-    CLIENTS,
-    HISTORY,
-    JOINED,
-    TIMES,
-    Record,
-    Round,
-    clients_file,
-    load,
-    share_of_network,
-    times_line,
-    write_recipe,
-)
 from mapl.runs.joined import alike, has_peers, joined_line, joined_state
 from mapl.runs.mend import unfit
+from mapl.runs.record import Record, share_of_network
 from mapl.runs.saving import bound, bytes_tensor
 
 

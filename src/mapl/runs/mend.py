@@ -12,13 +12,11 @@ from mapl.runs import checkpoint
 from mapl.runs.chain import History, Round, cut_history, digest, read_history
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.files import write_aside
-from mapl.runs.graph import Graph
-from mapl.runs.history import (
+from mapl.runs.folder import (
     CLIENTS,
     HISTORY,
     RECIPE,
     TIMES,
-    ClientCard,
     check_recipe,
     clients_file,
     intact_times,
@@ -27,7 +25,9 @@ from mapl.runs.history import (
     read_times,
     write_recipe,
 )
+from mapl.runs.graph import Graph
 from mapl.runs.player import Player
+from mapl.runs.record import ClientCard
 from mapl.runs.round import is_tested
 from mapl.runs.saving import binding
 

@@ -48,7 +48,7 @@ from mapl.plugins import find
 from mapl.recipe import Recipe, UnreadSettings, validated
 from mapl.runs.contract import checked_letter
 from mapl.runs.exchange import check_size, look_around, opens
-from mapl.runs.history import ClientCard, combined
+from mapl.runs.record import ClientCard, combined
 from mapl.shape import Shape, is_image, usual_backbone
 
 

@@ -15,10 +15,10 @@ from mapl.errors import NotFinite
 from mapl.measures import Measure, measured
 from mapl.network import same_since
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.contract import check_absorbed, checked_row
 from mapl.runs.diagnosis import explained, watching_letters, why_not_finite
 from mapl.runs.exchange import Exchange, letters_ahead, look_around
-from mapl.runs.history import Round
 from mapl.runs.part import Part
 
 

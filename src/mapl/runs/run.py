@@ -20,25 +20,22 @@ from mapl.model import Backbone
 from mapl.plugins import looking
 from mapl.recipe import Recipe, flat, is_silent
 from mapl.runs import chain, checkpoint
+from mapl.runs.chain import Round
 from mapl.runs.files import only_writer, write_aside
-from mapl.runs.graph import INDEX, ROWS, GraphWriter
-from mapl.runs.history import (
+from mapl.runs.folder import (
     CLIENTS,
     HISTORY,
     JOINED,
-    PROFILE,
     RECIPE,
     TIMES,
-    Record,
-    Round,
     clients_file,
     load,
     load_recipe,
-    part_of,
     read_cards,
     times_line,
     write_recipe,
 )
+from mapl.runs.graph import INDEX, ROWS, GraphWriter
 from mapl.runs.interrupt import Stopped, interruptible
 from mapl.runs.mend import check_same_data, cut_to, intact_history, restore_newest, unfit
 from mapl.runs.notebook import in_notebook
@@ -52,6 +49,7 @@ from mapl.runs.part import (
     lasting,
 )
 from mapl.runs.player import CannotGoOn, Here, MakePlayer, Player, as_the_recipe_says
+from mapl.runs.record import PROFILE, Record, part_of
 from mapl.runs.saving import bound, restore
 
 Observer = Callable[[Recipe, Round, dict[str, float]], None]
@@ -188,7 +186,7 @@ def resume_part(
 ) -> Record:
     """Resume what `run_part` began in a folder, from its newest whole checkpoint, to the last round of the recipe.
 
-    The part is built anew, with the same recipe, clients and data; `mapl.runs.history.load_recipe` reads the recipe of
+    The part is built anew, with the same recipe, clients and data; `mapl.runs.folder.load_recipe` reads the recipe of
     a folder. The recipe may have more rounds than before. The folder is checked and repaired as `resume` does it.
     """
     folder = Path(folder)

@@ -14,7 +14,8 @@ from mapl.names import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mapl.runs.history import Record, Round
+    from mapl.runs.chain import Round
+    from mapl.runs.record import Record
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 180, 44, 12, 10, 22
 """The picture and its margins, in pixels."""

@@ -10,7 +10,7 @@ import mapl.runs.writers
 from mapl.errors import MaplError, warn
 from mapl.plugins import find
 from mapl.recipe import Recipe
-from mapl.runs.history import Round
+from mapl.runs.chain import Round
 from mapl.runs.run import Observer
 
 
