@@ -36,7 +36,8 @@ from mapl.cluster.start import needs_of, shards_of
 from mapl.engine.settings import RaySettings
 from mapl.network import MemoryPost
 from mapl.runs import checkpoint
-from mapl.runs.part import build_part, load_data
+from mapl.runs.client_data import load_data
+from mapl.runs.part import build_part
 from mapl.runs.player import CannotGoOn, Player
 from test_transports import own_data, recipe
 

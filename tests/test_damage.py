@@ -19,10 +19,11 @@ import mapl.runs.chain
 from conftest import made_of, small, told, written
 from damaged_runs import PLAYED, Bench, judge, make_npz, tiny
 from mapl import Images, MaplError
+from mapl.data.objects import Data
 from mapl.runs import chain
 from mapl.runs.checkpoint import newest
 from mapl.runs.files import write_aside
-from mapl.runs.part import Data, build_part
+from mapl.runs.part import build_part
 from mapl.runs.record import combined
 
 CHUNKS = 4

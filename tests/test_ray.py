@@ -26,7 +26,7 @@ from mapl.cluster.shard import Order
 from mapl.cluster.shards import Shards
 from mapl.engine.settings import RaySettings
 from mapl.runs import checkpoint
-from mapl.runs.part import load_data
+from mapl.runs.client_data import load_data
 from mapl.runs.player import CannotGoOn
 
 if find_spec("ray") is None:

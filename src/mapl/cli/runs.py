@@ -134,7 +134,7 @@ def run_command(
         )
         return
     from mapl.data.loading import keeping_data
-    from mapl.runs.part import default_name
+    from mapl.runs.client_data import default_name
     from mapl.runs.run import run
     from mapl.runs.writers import open_writers
 

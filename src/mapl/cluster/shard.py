@@ -27,8 +27,9 @@ from mapl.recipe import Recipe
 from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
-from mapl.runs.part import Architecture, Part, architectures, build_part, cards
+from mapl.runs.part import Part, build_part, cards
 from mapl.runs.record import ClientCard
+from mapl.runs.refusals import Architecture, architectures
 from mapl.runs.round import graph, play_round
 from mapl.runs.saving import restore, saved_state
 

@@ -19,9 +19,9 @@ from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
 from mapl.runs.joined import joined_line, joined_state, share_of_state
-from mapl.runs.part import check_alike
 from mapl.runs.player import CannotGoOn
 from mapl.runs.record import ClientCard
+from mapl.runs.refusals import check_alike
 from mapl.runs.saving import bytes_tensor
 
 if TYPE_CHECKING:

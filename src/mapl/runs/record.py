@@ -41,7 +41,7 @@ class ClientCard:
     backbone: str
     parameters: int
     data: str = ""
-    """A digest of the data that its images come from (`mapl.runs.part.digests`)."""
+    """A digest of the data that its images come from (`mapl.runs.client_data.digests`)."""
 
 
 @dataclass(frozen=True)

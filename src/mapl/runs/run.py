@@ -21,6 +21,7 @@ from mapl.plugins import looking
 from mapl.recipe import Recipe, flat, is_silent
 from mapl.runs import chain, checkpoint
 from mapl.runs.chain import Round
+from mapl.runs.client_data import all_digests, default_name
 from mapl.runs.files import only_writer, write_aside
 from mapl.runs.folder import (
     CLIENTS,
@@ -39,15 +40,7 @@ from mapl.runs.graph import INDEX, ROWS, GraphWriter
 from mapl.runs.interrupt import Stopped, interruptible
 from mapl.runs.mend import check_same_data, cut_to, intact_history, restore_newest, unfit
 from mapl.runs.notebook import in_notebook
-from mapl.runs.part import (
-    Part,
-    all_digests,
-    build_part,
-    cards,
-    default_name,
-    given_in_python,
-    lasting,
-)
+from mapl.runs.part import Part, build_part, cards, given_in_python, lasting
 from mapl.runs.player import CannotGoOn, Here, MakePlayer, Player, as_the_recipe_says
 from mapl.runs.record import PROFILE, Record, part_of
 from mapl.runs.saving import bound, restore
