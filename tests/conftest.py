@@ -35,10 +35,10 @@ from mapl import Client, Dataset, Images, Inbox, Letter, Recipe
 from mapl.client import Peers
 from mapl.errors import MaplWarning, hand_over_warnings
 from mapl.network import Mail, MemoryPost
-from mapl.recipe import Tree, merge
 from mapl.runs.exchange import Exchange, look_around
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
+from mapl.trees import Tree, merge
 
 # Operations as small as these are far slower when they are spread over threads.
 torch.set_num_threads(1)

@@ -20,9 +20,9 @@ import mapl.cli
 from conftest import PRELOADED, SMALL, command, in_child, processes_of, small, stop_after, until, written
 from mapl.cli import demo as demo_command
 from mapl.cli.app import app
-from mapl.recipe import Tree, merge
 from mapl.runs.jobs import Job, carry_out, is_done
 from mapl.terminal.messages import show_warning
+from mapl.trees import Tree, merge
 
 LONG: Tree = merge(SMALL, {"rounds": 120, "model": {"backbones": ["mlp"]}}) | {
     "evaluate": {"every": 100},

@@ -26,7 +26,7 @@ pytest.importorskip("cryptography")
 from mapl.peer.local import HOST, LocalNetwork, free_ports, make_network
 from mapl.peer.seen import read_status
 from mapl.peer.settings import read_settings, to_toml
-from mapl.recipe import Tree
+from mapl.trees import Tree
 
 pytestmark = pytest.mark.slow
 

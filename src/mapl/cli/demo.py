@@ -15,9 +15,9 @@ from mapl.cli.sweep import train
 from mapl.terminal.messages import say
 
 if TYPE_CHECKING:
-    from mapl.recipe import Tree
     from mapl.runs.jobs import Job
     from mapl.runs.record import Record
+    from mapl.trees import Tree
 
 CONTROL: Tree = {"network": {"topology": {"name": "none"}}}
 ONE_BACKBONE: Tree = {"model": {"backbones": ["cnn"]}}
@@ -82,8 +82,8 @@ def demo(
 
 
 def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:
-    from mapl.recipe import merge
     from mapl.runs.jobs import Job
+    from mapl.trees import merge
 
     over = QUICK if quick else {}
     jobs = []

@@ -19,11 +19,12 @@ from mapl.methods._mixing import flatten
 from mapl.network import Inbox, Mail, MemoryPost
 from mapl.paper import protocol
 from mapl.paper.tables import BACKBONES, METHODS, PROTOCOL
-from mapl.recipe import Recipe, Tree, merge
+from mapl.recipe import Recipe
 from mapl.runs.exchange import look_around
 from mapl.runs.files import write_aside
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import exchange
+from mapl.trees import Tree, merge
 
 CLIENTS = 4
 CLASSES = 10

@@ -20,7 +20,8 @@ from torch import Tensor
 from mapl.analysis.control import control_of
 from mapl.errors import MaplError, warn
 from mapl.plugins import looking
-from mapl.recipe import Recipe, Tree, has_letters, validated
+from mapl.recipe import Recipe, has_letters, validated
+from mapl.trees import Tree
 
 NO_SHARE = -1.0
 """What a line has for a share that does not exist."""

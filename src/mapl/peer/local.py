@@ -21,8 +21,9 @@ from mapl.peer.enrolment import Enrolment
 from mapl.peer.invitations import Invitation
 from mapl.peer.joining import join
 from mapl.peer.settings import to_toml
-from mapl.recipe import Recipe, Tree, merge
+from mapl.recipe import Recipe
 from mapl.runs.files import write_aside
+from mapl.trees import Tree, merge
 
 HOST = "127.0.0.1"
 PEER = "PEER.toml"

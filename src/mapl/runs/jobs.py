@@ -20,11 +20,12 @@ import torch
 
 from mapl.engine.workers import cores, share_cores
 from mapl.errors import MaplError, hand_over_warnings, warn
-from mapl.recipe import Recipe, Tree, compose
+from mapl.recipe import Recipe, compose
 from mapl.runs import checkpoint
 from mapl.runs.folder import HISTORY, RECIPE, load, load_recipe
 from mapl.runs.part import with_digests
 from mapl.runs.run import resume, run
+from mapl.trees import Tree
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -18,7 +18,7 @@ from mapl.engine.workers import torch_threads
 from mapl.errors import MaplError, warn
 from mapl.model import Backbone
 from mapl.plugins import looking
-from mapl.recipe import Recipe, flat, is_silent
+from mapl.recipe import Recipe, is_silent
 from mapl.runs import chain, checkpoint
 from mapl.runs.chain import Round
 from mapl.runs.client_data import all_digests, default_name
@@ -44,6 +44,7 @@ from mapl.runs.part import Part, build_part, cards, given_in_python, lasting
 from mapl.runs.player import CannotGoOn, Here, MakePlayer, Player, as_the_recipe_says
 from mapl.runs.record import PROFILE, Record, part_of
 from mapl.runs.saving import bound, restore
+from mapl.trees import flat
 
 Observer = Callable[[Recipe, Round, dict[str, float]], None]
 """Called after every round with the recipe, the line of the history, and the seconds of each part of the round."""
