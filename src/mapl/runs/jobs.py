@@ -96,7 +96,7 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
     """Every job's future, completed: whether its run is finished, or its error."""
     # A spawned process has no threads. A forked one would have copies of ours, with their locks held.
     context = multiprocessing.get_context("spawn")
-    stopping, said = context.Event(), context.SimpleQueue()
+    stopping, said, before = context.Event(), context.SimpleQueue(), set[str]()
     others = set(multiprocessing.active_children())
     processes = _side_by_side(jobs)
     pool = ProcessPoolExecutor(processes, context, _begin, (stopping, said, processes))
@@ -109,9 +109,9 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
             if stop() or any(future.done() and future.exception() for future in futures):
                 stopping.set()
             watch(_rounds_done(jobs), total)
-            _say_again(said)
+            _say_again(said, before)
         watch(_rounds_done(jobs), total)
-        _say_again(said)
+        _say_again(said, before)
         for future in futures:
             if isinstance(error := future.exception(), BrokenProcessPool):
                 raise error  # the pool now asks the other workers to end with SIGTERM, which they ignore
@@ -126,10 +126,12 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
     return futures
 
 
-def _say_again(said: SimpleQueue[str]) -> None:
-    """Warn of what workers have warned of. They may all say the same about this machine."""
+def _say_again(said: SimpleQueue[str], before: set[str]) -> None:
+    """Warn of what workers have warned of. All of them may say the same, about this machine, which is said once."""
     while not said.empty():
-        warn(said.get(), once=True)
+        if (text := said.get()) not in before:
+            before.add(text)
+            warn(text)
 
 
 def _side_by_side(jobs: Sequence[Job]) -> int:
