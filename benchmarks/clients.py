@@ -19,9 +19,9 @@ from torch import nn
 import mapl.runs.part
 from mapl import Dataset, Recipe
 from mapl.model import ClientModel
-from mapl.recipe import merge
 from mapl.runs.part import build_part, lasting
 from mapl.runs.round import play_round
+from mapl.trees import merge
 
 SERIES = {
     "cuda": {"resnet18": ["resnet18"], "mixed": PAPERS},

@@ -20,7 +20,7 @@ import torch
 from mapl import Dataset, Images, MaplError, Recipe
 from mapl.engine.workers import cores
 from mapl.paper.machine import cpu_name
-from mapl.runs.part import load_data
+from mapl.runs.client_data import load_data
 
 # As mapl itself does; but here CUDA starts, and reads it, before mapl is asked for anything.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

@@ -10,7 +10,7 @@ from rounds import PAPERS, SMALL, SMALL_HEADS, Ours, setting
 
 from mapl import Dataset, methods
 from mapl.plugins import known
-from mapl.recipe import merge
+from mapl.trees import merge
 
 REFERENCE = "mapl"
 EVERYONE_LISTENS: Mapping[str, Any] = {"warmup": 0, "graph": {"step_size": 1e-7}}

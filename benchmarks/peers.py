@@ -17,7 +17,7 @@ from common import Options, Report, Row, middle
 from mapl import Recipe
 from mapl.network.letter import size
 from mapl.peer.local import LocalNetwork, make_network
-from mapl.runs.history import load
+from mapl.runs.folder import load
 from mapl.runs.part import build_part
 from mapl.runs.run import run
 

@@ -10,9 +10,9 @@ from plain_loop import PlainLoop
 
 from mapl import Dataset, Recipe
 from mapl.engine.workers import cores
-from mapl.recipe import merge
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
+from mapl.trees import merge
 
 SMALL = ["mlp", "cnn", "residual", "separable"]
 PAPERS = ["resnet18", "shufflenet", "googlenet", "alexnet"]

@@ -20,9 +20,9 @@ from mapl import Dataset, Recipe
 from mapl.clock import Clock
 from mapl.cluster import on_ray
 from mapl.cluster.connection import import_ray
-from mapl.recipe import merge
 from mapl.runs.part import given_in_python
 from mapl.runs.player import Player, here
+from mapl.trees import merge
 
 SHARDS = 2
 CLASSES, WIDTH = 10, 512

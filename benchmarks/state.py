@@ -20,7 +20,7 @@ import mapl
 from mapl import Dataset, Recipe
 from mapl.client import Client
 from mapl.runs import checkpoint
-from mapl.runs.history import load
+from mapl.runs.folder import load
 from mapl.runs.part import build_part, given_in_python
 from mapl.runs.saving import restore, saved_state
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from mapl import Dataset, Recipe
 from mapl.engine.workers import cores
-from mapl.recipe import merge
 from mapl.runs.part import Part, build_part, given_in_python
 from mapl.runs.round import play_round
+from mapl.trees import merge
 
 NOT_AUGMENTED = {"augment": {"plain": {"crop_padding": 0, "flip": 0.0}}}
 BF16 = {"engine": {"precision": "bf16"}}

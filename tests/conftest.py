@@ -8,8 +8,9 @@ import re
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -33,11 +34,12 @@ import mapl.methods.flt
 import mapl.runs.run
 from mapl import Client, Dataset, Images, Inbox, Letter, Recipe
 from mapl.client import Peers
+from mapl.errors import MaplWarning, hand_over_warnings
 from mapl.network import Mail, MemoryPost
-from mapl.recipe import Tree, merge
 from mapl.runs.exchange import Exchange, look_around
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
+from mapl.trees import Tree, merge
 
 # Operations as small as these are far slower when they are spread over threads.
 torch.set_num_threads(1)
@@ -118,6 +120,23 @@ def skip_without_umap(method: str) -> None:
     """FLT asks for UMAP before it begins. Whether it is installed is seen without importing it."""
     if method == "flt" and find_spec("umap") is None:
         pytest.skip("FLT needs UMAP")
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """The sentences that the package warns with inside, as they come."""
+    said: list[str] = []
+    with warnings.catch_warnings():
+        hand_over_warnings(said.append)
+        yield said
+
+
+@contextmanager
+def in_silence() -> Iterator[None]:
+    """Inside, a warning of the package is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MaplWarning)
+        yield
 
 
 def small(name: str = "mapl", /, **over: Any) -> Recipe:

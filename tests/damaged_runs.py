@@ -27,10 +27,11 @@ import pytest
 from safetensors import safe_open
 
 import mapl
-from conftest import small, stop_after, written
+from conftest import in_silence, small, stop_after, told, written
 from mapl import MaplError, Recipe, Record
 from mapl.analysis.compare import compare
 from mapl.data.loading import keeping_data
+from mapl.errors import warn
 from mapl.report import run_report
 from mapl.runs.export import export_run
 
@@ -88,7 +89,8 @@ class Bench:
         mapl.run(tiny(data, seed=1), root / "seed", stop=stop_after(PLAYED))
         mapl.run(tiny(other), root / "elsewhere", stop=stop_after(PLAYED))
         mapl.run(tiny(data), root / "shorter", stop=stop_after(PLAYED - 1))
-        bench.expected = {name: command(bench, bench.run, pytest.fail) for name, command in LOOKING.items()}
+        with in_silence():
+            bench.expected = {name: command(bench, bench.run) for name, command in LOOKING.items()}
         bench.expected["resume"] = written(root / "whole")
         return bench
 
@@ -96,10 +98,7 @@ class Bench:
 # What the commands find
 
 
-Say = Callable[[str], Any]
-
-
-def comparison(bench: Bench, folder: Path, warn: Say) -> Any:
+def comparison(bench: Bench, folder: Path) -> Any:
     """All numbers of `mapl compare`. Where something is said about the seconds, they may differ, but nothing else."""
     record = mapl.load(folder)
     for remark in record.remarks:
@@ -110,7 +109,7 @@ def comparison(bench: Bench, folder: Path, warn: Say) -> Any:
     return arms
 
 
-def reported(bench: Bench, folder: Path, warn: Say) -> bytes:
+def reported(bench: Bench, folder: Path) -> bytes:
     """The page of `mapl report`, without its pictures, which take a second each."""
     record: Record = mapl.load(folder)
     for remark in record.remarks:
@@ -130,24 +129,24 @@ def no_pictures() -> Iterator[None]:
         yield
 
 
-def exported(bench: Bench, folder: Path, warn: Say) -> dict[str, Any]:
+def exported(bench: Bench, folder: Path) -> dict[str, Any]:
     """Card and weights of each client. The bytes of a file depend on the order of its metadata, which is random."""
     contents: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as out:
-        for path in export_run(folder, out, warn=warn):
+        for path in export_run(folder, out):
             with safe_open(str(path), framework="np") as file:
                 names = sorted(file.keys())
                 contents[path.name] = file.metadata(), {name: file.get_tensor(name).tolist() for name in names}
     return contents
 
 
-def resumed(bench: Bench, folder: Path, warn: Say) -> dict[str, bytes]:
+def resumed(bench: Bench, folder: Path) -> dict[str, bytes]:
     # A damaged recipe may ask for any number of rounds.
-    mapl.resume(folder, warn=warn, stop=stop_after(2 * ROUNDS))
+    mapl.resume(folder, stop=stop_after(2 * ROUNDS))
     return written(folder)
 
 
-LOOKING: dict[str, Callable[[Bench, Path, Say], Any]] = {
+LOOKING: dict[str, Callable[[Bench, Path], Any]] = {
     "compare": comparison,
     "report": reported,
     "export": exported,
@@ -307,15 +306,15 @@ def no_collections() -> Iterator[None]:
         yield
 
 
-def _verdict(bench: Bench, folder: Path, name: str, command: Callable[[Bench, Path, Say], Any]) -> str:
-    said: list[str] = []
-    try:
-        result = command(bench, folder, said.append)
-    except MaplError as error:
-        inside = any(file in text for file in (*FILES, "checkpoints", str(folder)) for text in (str(error), *said))
-        return "named" if inside else f"FAILED: no file in {str(error)!r}"
-    except Exception as error:  # the point of the exercise
-        return f"FAILED: {type(error).__name__}: {error}"
+def _verdict(bench: Bench, folder: Path, name: str, command: Callable[[Bench, Path], Any]) -> str:
+    with told() as said:
+        try:
+            result = command(bench, folder)
+        except MaplError as error:
+            inside = any(file in text for file in (*FILES, "checkpoints", str(folder)) for text in (str(error), *said))
+            return "named" if inside else f"FAILED: no file in {str(error)!r}"
+        except Exception as error:  # the point of the exercise
+            return f"FAILED: {type(error).__name__}: {error}"
     if result == bench.expected[name]:
         return "repaired" if said and name == "resume" else "said, same numbers" if said else "harmless"
     return "said, other numbers" if said else "FAILED: other numbers, silently"

@@ -11,8 +11,9 @@ import numpy as np
 from mapl import Recipe
 from mapl.runs.chain import Header, Round, Writer
 from mapl.runs.files import write_aside
+from mapl.runs.folder import CLIENTS, HISTORY, TIMES, clients_file, times_line, write_recipe
 from mapl.runs.graph import GraphWriter, Row
-from mapl.runs.history import CLIENTS, HISTORY, TIMES, ClientCard, clients_file, times_line, write_recipe
+from mapl.runs.record import ClientCard
 
 
 class ShownRun:

@@ -22,8 +22,8 @@ from mapl.peer.identity import Identity
 from mapl.peer.local import HOST, LocalNetwork, free_ports, make_network
 from mapl.peer.settings import NetSection, read_settings
 from mapl.peer.wire import ZenohWire
-from mapl.recipe import Tree
 from mapl.runs.files import write_aside
+from mapl.trees import Tree
 
 SECONDS = 40.0
 """How long a test waits for something that should happen. It is far longer than that takes."""

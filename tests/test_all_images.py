@@ -8,8 +8,9 @@ import torch
 import mapl
 from conftest import assert_same, parameters, play, small, stop_after, written
 from mapl.analysis.compare import group
-from mapl.runs.history import Round
-from mapl.runs.part import Part, load_data
+from mapl.runs.chain import Round
+from mapl.runs.client_data import load_data
+from mapl.runs.part import Part
 
 BOTH = {"every": 1, "all_images": True}
 

@@ -19,7 +19,7 @@ from mapl import Letter, MaplError
 from mapl.methods._base import Centralised
 from mapl.network import MemoryPost, header_bytes
 from mapl.plugins import known
-from mapl.runs.history import load
+from mapl.runs.folder import load
 from mapl.runs.part import build_part
 from mapl.runs.round import play_round
 from mapl.runs.saving import saved_state

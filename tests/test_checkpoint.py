@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import mapl
 import mapl.runs.checkpoint
 import mapl.runs.files
-from conftest import command, in_child, line_with, small, stop_after, written
+from conftest import command, in_child, in_silence, line_with, small, stop_after, told, written
 from mapl import MaplError, Recipe
 from mapl.recipe import to_toml
 from mapl.runs.checkpoint import Checkpoint, Writer, latest, load, save
@@ -103,14 +103,15 @@ def test_sections_of_many_clients_are_those_whose_names_begin_so():
 def test_only_the_newest_are_kept_and_rounds_count_as_numbers(tmp_path):
     for rounds in (999_998, 999_999, 1_000_000, 2):
         save(tmp_path, rounds, {"x": torch.tensor(rounds)}, keep=2)
-    found = latest(tmp_path, pytest.fail)
+    with in_silence():
+        found = latest(tmp_path)
     assert found is not None
     assert found.rounds == 1_000_000
     assert sorted(int(p.name.partition("-")[0]) for p in (tmp_path / "checkpoints").iterdir()) == [999_999, 1_000_000]
 
 
 def test_a_folder_without_checkpoints_has_no_latest(tmp_path):
-    assert latest(tmp_path, pytest.fail) is None
+    assert latest(tmp_path) is None
 
 
 @given(st.integers(0, 10**6), st.integers(1, 255))
@@ -135,7 +136,8 @@ def test_names_that_are_no_checkpoints_are_left_alone(tmp_path):
     save(tmp_path, 3, {"x": torch.tensor(1)}, keep=1)
     for name in (".000009-0123456789abcdef.safetensors.77", "notes.txt", "000009.safetensors"):
         (tmp_path / "checkpoints" / name).write_text("half")
-    found = latest(tmp_path, pytest.fail)
+    with in_silence():
+        found = latest(tmp_path)
     assert found is not None
     assert found.rounds == 3
 
@@ -277,12 +279,12 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(damage,
     newest = checkpoints(tmp_path / "run")[-1]
     assert newest.name.startswith("000005-")
     damage(newest)
-    warnings: list[str] = []
-    mapl.resume(tmp_path / "run", warn=warnings.append)
-    assert len(warnings) == 2
-    assert newest.name in warnings[0]
-    assert "damaged" in warnings[0]
-    assert "after round 4" in warnings[1]
+    with told() as said:
+        mapl.resume(tmp_path / "run")
+    assert len(said) == 2
+    assert newest.name in said[0]
+    assert "damaged" in said[0]
+    assert "after round 4" in said[1]
     assert written(tmp_path / "run") == written(tmp_path / "whole")
     assert newest not in checkpoints(tmp_path / "run")
 
@@ -301,10 +303,10 @@ def test_when_all_are_damaged_the_run_says_so_and_nothing_is_changed(recipe, tmp
     for path in checkpoints(tmp_path / "run"):
         flip(path)
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    warnings: list[str] = []
-    with pytest.raises(MaplError, match=r"no checkpoint in '.*checkpoints' is whole .*overwrite=True"):
-        mapl.resume(tmp_path / "run", warn=warnings.append)
-    assert len(warnings) == 2
+    whole = pytest.raises(MaplError, match=r"no checkpoint in '.*checkpoints' is whole .*overwrite=True")
+    with told() as said, whole:
+        mapl.resume(tmp_path / "run")
+    assert len(said) == 2
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
 
@@ -447,8 +449,8 @@ def test_a_checkpoint_under_the_name_of_another_round_is_refused(kept, tmp_path)
     shutil.copytree(kept, folder)
     path = checkpoints(folder)[-1]
     path.rename(path.with_name(path.name.replace("000002", "000003")))
-    said: list[str] = []
-    assert mapl.resume(folder, warn=said.append).finished
+    with told() as said:
+        assert mapl.resume(folder).finished
     assert "000003" in " ".join(said)
 
 
@@ -457,8 +459,8 @@ def test_a_checkpoint_that_the_history_does_not_reach_is_refused(kept, tmp_path)
     shutil.copytree(kept, folder)
     lines = (folder / "history.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "history.jsonl").write_bytes(lines[0] * 2)
-    said: list[str] = []
-    assert mapl.resume(folder, warn=said.append).finished
+    with told() as said:
+        assert mapl.resume(folder).finished
     assert "line 2" in " ".join(said)
 
 

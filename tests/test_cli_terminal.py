@@ -6,15 +6,18 @@ import io
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from conftest import in_child
+import mapl
+from conftest import in_child, small
 from mapl.cli import main
+from mapl.errors import MaplWarning, warn
 from mapl.pace import Pace, duration
 from mapl.terminal import progress as module
-from mapl.terminal.messages import show_warning, warn
+from mapl.terminal.messages import show_warning
 from mapl.terminal.progress import PlainLines, counting, progress
 
 
@@ -81,20 +84,45 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     assert "\x1b[" in said
 
 
-def test_durations_and_warnings(capsys):
+def test_durations():
     assert [duration(s) for s in (40, 600, 12000)] == ["40 s", "10 min", "3 h 20 min"]
-    warn("careful")
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What the command line makes of warnings."""
+    monkeypatch.setattr(warnings, "showwarning", show_warning)
+
+
+def test_a_warning_of_the_package_is_one_line_and_any_other_says_where_it_is_from(shown, capsys):
+    """Also in a folder that is called mapl, with a virtual environment inside."""
+    warn("clients take turns")
+    place = "/home/me/mapl/.venv/lib/torch/nn/modules/module.py"
+    warnings.warn_explicit("something else", UserWarning, place, 9)
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "warning: careful\n")
-
-
-def test_a_warning_of_the_package_is_one_line_and_any_other_says_where_it_is_from(capsys):
-    show_warning(UserWarning("clients take turns"), UserWarning, "src/mapl/engine/eager.py", 7)
-    show_warning(UserWarning("something else"), UserWarning, "torch/nn/modules/module.py", 9)
-    ours, theirs = capsys.readouterr().err.splitlines()[:2]
+    ours, theirs = captured.err.splitlines()[:2]
+    assert captured.out == ""
     assert ours == "warning: clients take turns"
-    assert "module.py:9" in theirs
-    assert "something else" in theirs
+    assert theirs == f"{place}:9: UserWarning: something else"
+
+
+def test_equal_warnings_about_two_events_are_both_shown_and_one_about_what_stays_only_once(shown, capsys):
+    warnings.simplefilter("default")
+    for _ in range(2):
+        warn("a round is played again")
+        warn("there is no Triton", once=True)
+    again, missing = "warning: a round is played again", "warning: there is no Triton"
+    assert capsys.readouterr().err.splitlines() == [again, missing, again]
+
+
+def test_a_warning_names_the_line_that_called_the_package(tmp_path):
+    mapl.run(small(), tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    newest.write_bytes(b"nothing")
+    with pytest.warns(MaplWarning) as said:
+        mapl.resume(tmp_path / "run")
+    assert ["damaged" in str(one.message) for one in said] == [True, False]
+    assert {one.filename for one in said} == {__file__}
 
 
 RUN = ["run", "--clients", "2", "--rounds", "2", "--set", "evaluate.every=2", "--set", "model.backbones=['mlp']"]

@@ -15,11 +15,12 @@ from damaged_runs import make_npz
 from mapl import Images, Recipe, Record
 from mapl.analysis.clusters import adjusted_rand, class_overlap, edges, first_mixed, share_by_chance, share_inside
 from mapl.analysis.compare import Estimate, compare, group, left_out, notes
-from mapl.analysis.control import ceiling_of, control_of, is_ceiling, is_control
+from mapl.analysis.control import ceilings, control_of, is_ceiling, is_control
 from mapl.client import Peers
 from mapl.report.lines import lines
+from mapl.runs.chain import Round
 from mapl.runs.graph import GraphWriter
-from mapl.runs.history import ClientCard, Round
+from mapl.runs.record import ClientCard
 
 ALONE = {"network": {"topology": {"name": "none"}}}
 POOLED = {**ALONE, "partition": {"pooled": True}}
@@ -252,7 +253,7 @@ def test_mapl_plus_takes_mapls_control_unless_it_has_its_own():
 
 def test_the_ceiling_is_the_control_with_pooled_images():
     recipe = small("mapl+", seed=3)
-    ceiling = ceiling_of(recipe)
+    ceiling = ceilings(recipe)[-1]
     assert ceiling.partition.pooled
     unpooled = ceiling.partition.model_copy(update={"pooled": False})
     assert ceiling.model_copy(update={"partition": unpooled}) == control_of(recipe)

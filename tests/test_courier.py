@@ -24,8 +24,8 @@ from mapl.losses import distillation
 from mapl.methods._courier import head_of
 from mapl.methods._mixing import copy_networks, flatten, load_flat, shared_tensors
 from mapl.model import find_backbone
+from mapl.runs.chain import Round
 from mapl.runs.exchange import look_around
-from mapl.runs.history import Round
 from mapl.runs.part import Part, build_part
 
 COURIER, TEACHER = "courier", "teacher"

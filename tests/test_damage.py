@@ -16,14 +16,15 @@ import pytest
 import mapl
 import mapl.recipe
 import mapl.runs.chain
-from conftest import line_with, made_of, small, written
+from conftest import line_with, made_of, small, told, written
 from damaged_runs import PLAYED, Bench, judge, make_npz, tiny
 from mapl import Images, MaplError
+from mapl.data.objects import Data
 from mapl.runs import chain
 from mapl.runs.checkpoint import newest
 from mapl.runs.files import write_aside
-from mapl.runs.history import combined
-from mapl.runs.part import Data, build_part
+from mapl.runs.part import build_part
+from mapl.runs.record import combined
 
 CHUNKS = 4
 
@@ -120,8 +121,8 @@ def test_resume_repairs_a_torn_line_and_damage_after_a_checkpoint_and_says_so(be
     DAMAGES["last torn"][0](folder, bench)
     (folder / "times.jsonl").write_text("nonsense\n")
     (folder / "clients.json").unlink()
-    said: list[str] = []
-    record = mapl.resume(folder, warn=said.append)
+    with told() as said:
+        record = mapl.resume(folder)
     assert [word for word in ("clients.json", "cut off", "times.jsonl") if any(word in one for one in said)] == [
         "clients.json",
         "cut off",

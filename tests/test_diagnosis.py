@@ -12,8 +12,9 @@ import mapl.runs.round
 from conftest import play, small
 from mapl import Inbox, MaplError
 from mapl.recipe import Recipe
+from mapl.runs.client_data import load_data
 from mapl.runs.diagnosis import watching_letters, why_not_finite
-from mapl.runs.part import build_part, load_data
+from mapl.runs.part import build_part
 
 MLP = {"model": {"backbones": ["mlp"]}}
 

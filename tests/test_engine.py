@@ -22,9 +22,9 @@ from mapl.engine.workers import side_by_side
 from mapl.methods.local import Local
 from mapl.methods.mapl import Mapl
 from mapl.model import build, find_backbone
-from mapl.recipe import merge
 from mapl.runs.part import Part, build_part, given_in_python
 from mapl.runs.round import play_round
+from mapl.trees import merge
 
 
 def world_of(**over) -> Part:

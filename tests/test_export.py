@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import mapl
-from conftest import line_with, small
+from conftest import line_with, small, told
 from mapl import MaplError
 from mapl.cli.export import export_command
 from mapl.client import Client
@@ -129,9 +129,9 @@ def test_a_method_that_does_not_classify_by_its_head_is_exported_as_it_was_teste
     torch.testing.assert_close(said, logits(part, client, client.test.pixels), **TOLERANCE)
     right = (said.argmax(1) == client.test.labels).double().mean()
     assert float(right) == pytest.approx(float(part.engine.evaluate(client).double().mean()))
-    warnings: list[str] = []
-    export_run(run, tmp_path / "to", [0], warn=warnings.append)
-    assert "fedproto need not classify by its head" in warnings[0]
+    with told() as warned:
+        export_run(run, tmp_path / "to", [0])
+    assert "fedproto need not classify by its head" in warned[0]
 
 
 def test_a_backbone_that_cannot_be_exported_is_named(tmp_path: Path) -> None:

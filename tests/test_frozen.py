@@ -14,8 +14,9 @@ import mapl
 from mapl.report import frozen as room
 from mapl.report.frozen import frozen, spread, strongest
 from mapl.report.lines import lines, most_interesting
+from mapl.runs.folder import load
 from mapl.runs.graph import Row
-from mapl.runs.history import Record, load
+from mapl.runs.record import Record
 from shown_runs import ShownRun
 from test_watch import ALONE, weights_of
 

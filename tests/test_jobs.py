@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerProcess
@@ -16,11 +17,12 @@ from typer.testing import CliRunner
 
 import mapl
 import mapl.cli
-from conftest import PRELOADED, SMALL, command, in_child, processes_of, small, until, written
+from conftest import PRELOADED, SMALL, command, in_child, processes_of, small, stop_after, until, written
 from mapl.cli import demo as demo_command
 from mapl.cli.app import app
-from mapl.recipe import Tree, merge
 from mapl.runs.jobs import Job, carry_out, is_done
+from mapl.terminal.messages import show_warning
+from mapl.trees import Tree, merge
 
 LONG: Tree = merge(SMALL, {"rounds": 120, "model": {"backbones": ["mlp"]}}) | {
     "evaluate": {"every": 100},
@@ -133,6 +135,19 @@ def test_the_scheduler_tells_how_far_it_is_and_whether_all_is_done(quick_workers
     assert {total for _, total in told} == {3}
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert mapl.load(job.folder).finished
+
+
+def test_what_the_workers_warn_of_is_shown_as_what_the_command_warns_of(quick_workers, tmp_path, monkeypatch, capfd):
+    """Without a line of source, and once if all of them say the same."""
+    stopped, *others = jobs(tmp_path, merge(SMALL, {"clients": 1}), 3)
+    mapl.run(stopped.recipe(), stopped.folder, stop=stop_after(2))
+    max((stopped.folder / "checkpoints").iterdir()).write_bytes(b"nothing")
+    monkeypatch.setattr(warnings, "showwarning", show_warning)
+    capfd.readouterr()
+    assert carry_out([stopped, *others])
+    said = sorted(capfd.readouterr().err.splitlines())
+    beginnings = ("warning: '", "warning: checkpoint '", "warning: there is one client")
+    assert [line.startswith(beginning) for line, beginning in zip(said, beginnings, strict=True)] == [True] * 3
 
 
 def test_a_run_that_fails_stops_the_others_and_is_what_is_said(quick_workers, tmp_path):

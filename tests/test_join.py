@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import mapl
 import mapl.runs.checkpoint
 import mapl.runs.files
-from conftest import in_child, line_with, skip_without_umap, small, stop_after, written
+from conftest import in_child, in_silence, line_with, skip_without_umap, small, stop_after, told, written
 from mapl import Inbox, MaplError, Recipe, Record
 from mapl.analysis.compare import compare, unpaired
 from mapl.analysis.embedding import sample
@@ -29,11 +29,13 @@ from mapl.client import Peers
 from mapl.network import Mail, MemoryPost
 from mapl.report import write_report
 from mapl.runs import chain
+from mapl.runs.chain import Round
 from mapl.runs.export import export_run
+from mapl.runs.folder import CLIENTS, HISTORY, TIMES, clients_file, load, write_recipe
 from mapl.runs.graph import GraphWriter
-from mapl.runs.history import CLIENTS, HISTORY, TIMES, Round, clients_file, load, share_of_network, write_recipe
 from mapl.runs.join import join
 from mapl.runs.part import Part, build_part, given_in_python
+from mapl.runs.record import share_of_network
 from mapl.runs.run import restored_part, resume_part, run_part
 from mapl.runs.saving import saved_state
 from mapl.runs.writers import open_writers
@@ -117,7 +119,8 @@ def test_joined_parts_have_the_bytes_of_the_run_of_one_process(
     """Its newest checkpoint too, with the state of a server (FLT's is not empty)."""
     whole = mapl.run(recipe(name), tmp_path / "whole")
     folders = in_folders(recipe(name), division, tmp_path)
-    joined = join(folders, tmp_path / "joined", pytest.fail)
+    with in_silence():
+        joined = join(folders, tmp_path / "joined")
     assert everything(joined.folder) == everything(whole.folder)
     assert (joined.rounds, joined.identity, joined.whole) == (whole.rounds, whole.identity, True)
     assert torch.equal(joined.weights(), whole.weights())
@@ -137,7 +140,8 @@ def test_whatever_a_round_records_is_joined(over: dict[str, Any], tmp_path: Path
     """The courier has several ways to answer, so its lines have every kind of entry."""
     made = recipe("courier", **over)
     whole = mapl.run(made, tmp_path / "whole")
-    joined = join(in_folders(made, HALVES, tmp_path), tmp_path / "joined", pytest.fail)
+    with in_silence():
+        joined = join(in_folders(made, HALVES, tmp_path), tmp_path / "joined")
     assert everything(joined.folder) == everything(whole.folder)
     assert whole.rounds[-1].ways
     assert joined.epsilons() == whole.epsilons()
@@ -146,7 +150,8 @@ def test_whatever_a_round_records_is_joined(over: dict[str, Any], tmp_path: Path
 def test_what_readers_believe_is_left_out_of_the_checkpoint_and_nothing_else(tmp_path: Path) -> None:
     made = recipe("dfedavgm", network={"compress": {"kind": "top-k"}})
     whole = mapl.run(made, tmp_path / "whole")
-    joined = join(in_folders(made, HALVES, tmp_path), tmp_path / "joined", pytest.fail)
+    with in_silence():
+        joined = join(in_folders(made, HALVES, tmp_path), tmp_path / "joined")
     for name in (HISTORY, CLIENTS, "graph.rows", "graph.index", "recipe.toml"):
         assert (joined.folder / name).read_bytes() == (whole.folder / name).read_bytes()
     ours, theirs = (mapl.runs.checkpoint.load(mapl.runs.checkpoint.kept(r.folder)[3]).tensors for r in (joined, whole))
@@ -163,7 +168,8 @@ def test_peers_with_data_of_their_own(tmp_path: Path) -> None:
         return build_part(made, {client: data[client] for client in holds}, holds=holds, **more)
 
     whole = mapl.run(recipe("mapl"), tmp_path / "whole", data=data)
-    joined = join(in_folders(made, PEERS, tmp_path, build=build), tmp_path / "joined", pytest.fail)
+    with in_silence():
+        joined = join(in_folders(made, PEERS, tmp_path, build=build), tmp_path / "joined")
     assert everything(joined.folder) == everything(whole.folder)
     assert len({card.data for card in joined.clients}) == 4
 
@@ -181,7 +187,8 @@ def test_the_order_in_which_folders_are_given_does_not_matter(tmp_path: Path) ->
 def test_what_was_joined_can_be_joined_with_the_rest(tmp_path: Path) -> None:
     folders = [alone(recipe("local"), [client], tmp_path / str(client)) for client in range(4)]
     some = join(folders[1:3], tmp_path / "some").folder
-    joined = join([folders[3], some, folders[0]], tmp_path / "joined", pytest.fail)
+    with in_silence():
+        joined = join([folders[3], some, folders[0]], tmp_path / "joined")
     assert everything(joined.folder) == everything(mapl.run(recipe("local"), tmp_path / "whole").folder)
 
 
@@ -216,8 +223,8 @@ def test_the_seconds_of_a_round_are_those_of_its_slowest_part(tmp_path: Path) ->
         slowest = max((part.times[t] for part in parts), key=lambda line: line["seconds"])
         assert line == pytest.approx(slowest)
     (folders[0] / TIMES).unlink()
-    said: list[str] = []
-    again = join(folders, tmp_path / "again", said.append)
+    with told() as said:
+        again = join(folders, tmp_path / "again")
     assert again.times == load(folders[1]).times
     assert ["lacks 3 of 3 rounds" in sentence for sentence in said] == [True]
 
@@ -232,9 +239,8 @@ def test_parts_that_were_stopped_and_resumed_have_the_bytes_of_parts_that_were_n
         made, PEERS, tmp_path / "stopped", lambda part, folder: run_part(part, folder, stop=stop_after(1))
     )
     assert [len(load(folder).rounds) for folder in stopped] == [1] * 4
-    again = in_folders(
-        made, PEERS, tmp_path / "stopped", lambda part, folder: resume_part(part, folder, warn=pytest.fail)
-    )
+    with in_silence():
+        again = in_folders(made, PEERS, tmp_path / "stopped", resume_part)
     assert [written(folder) for folder in again] == [written(folder) for folder in whole]
 
 
@@ -341,8 +347,8 @@ def test_neither_a_part_nor_a_joined_run_is_resumed_in_one_process(tmp_path: Pat
 def test_parts_of_different_lengths_have_the_rounds_of_the_shortest(tmp_path: Path) -> None:
     made = recipe("local")
     folders = [alone(made, [0, 2], tmp_path / "a"), alone(made, [1, 3], tmp_path / "b", stop=stop_after(2))]
-    said: list[str] = []
-    joined = join(folders, tmp_path / "joined", said.append)
+    with told() as said:
+        joined = join(folders, tmp_path / "joined")
     assert (len(said), len(joined.rounds), joined.finished) == (1, 2, False)
     assert "2 of up to 3 rounds" in said[0]
     assert str(folders[1]) in said[0]
@@ -354,8 +360,8 @@ def test_a_client_that_never_came(tmp_path: Path) -> None:
     made = recipe("mapl", **ALONE)
     whole = mapl.run(made, tmp_path / "whole")
     folders = [alone(made, held, tmp_path / str(held[0])) for held in ([0], [1], [3])]
-    said: list[str] = []
-    joined = join(folders, tmp_path / "joined", said.append)
+    with told() as said:
+        joined = join(folders, tmp_path / "joined")
     assert len(said) == 1
     assert "client 2 of 4" in said[0]
     assert (joined.held, joined.whole) == ([0, 1, 3], False)
@@ -390,8 +396,8 @@ def test_a_checkpoint_that_cannot_be_used_costs_the_models_and_not_the_run(damag
     else:
         for path in [kept[3]] if damage == "newest" else kept.values():
             path.write_bytes(path.read_bytes()[:-8])
-    said: list[str] = []
-    joined = join(folders, tmp_path / "joined", said.append)
+    with told() as said:
+        joined = join(folders, tmp_path / "joined")
     assert len(joined.rounds) == 3
     assert mapl.runs.checkpoint.newest(joined.folder) == (0 if damage == "all" else 2)
     assert ["has no models" in sentence for sentence in said][-1] == (damage == "all")
@@ -535,7 +541,8 @@ def test_joining_imports_nothing_that_a_folder_names(tmp_path: Path, monkeypatch
     folders = [alone(made, held, tmp_path / str(held[0])) for held in HALVES]
     monkeypatch.setattr("mapl.plugins._named", set())
     monkeypatch.setattr("mapl.plugins.importlib.import_module", lambda name: pytest.fail(f"imports {name}"))
-    joined = join(folders, tmp_path / "joined", pytest.fail)
+    with in_silence():
+        joined = join(folders, tmp_path / "joined")
     assert (joined.folder / "recipe.toml").read_bytes() == (folders[0] / "recipe.toml").read_bytes()
 
 

@@ -16,9 +16,9 @@ import pytest
 import mapl
 import mapl.runs.checkpoint
 import mapl.runs.files
-from conftest import in_child, small, written
+from conftest import in_child, small, told, written
 from mapl import Recipe
-from mapl.runs.history import RECIPE
+from mapl.runs.folder import RECIPE
 
 ROUNDS = 12
 
@@ -39,8 +39,8 @@ def whole(tmp_path_factory) -> dict[str, bytes]:
 def go_on(folder: Path) -> None:
     """What a person does after a crash: resume the run, or start it again where it had not begun."""
     if (folder / RECIPE).exists():
-        said: list[str] = []
-        mapl.resume(folder, warn=said.append)
+        with told() as said:
+            mapl.resume(folder)
         # A crash costs rounds; it damages nothing.
         assert all("played again" in sentence for sentence in said), said
     else:

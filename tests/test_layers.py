@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "mapl"
 
 LAYERS = [
     {"errors"},
-    {"keys", "names", "contents", "plugins", "clock", "pace", "shape"},
-    {"losses", "measures"},
+    {"keys", "names", "contents", "plugins", "clock", "pace", "shape", "complaints"},
+    {"losses", "measures", "trees"},
     {"collaboration", "kinship", "mixing"},
     {"network", "data"},
     {"backbones"},

@@ -8,6 +8,7 @@ import warnings
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -23,9 +24,10 @@ from mapl import MaplError, Record
 from mapl.analysis.compare import compare
 from mapl.analysis.paired import differences, explained, verdict
 from mapl.cli.app import app
-from mapl.measures import BINS, MEASURES, METRICS, TITLES, measured, worst_tenth
+from mapl.measures import BINS, METRICS, TITLES, Measure, measured, worst_tenth
 from mapl.report import write_report
-from mapl.runs.history import Round, load
+from mapl.runs.chain import Round
+from mapl.runs.folder import load
 from mapl.runs.writers import open_writers
 from test_paired import run_of
 
@@ -90,7 +92,7 @@ def test_confidences_that_are_no_numbers_count_as_none():
 def test_a_round_measures_what_its_clients_answer(method):
     part = play(small(method))
     line = part.lines[-1]
-    assert line.measures.keys() == set(MEASURES)
+    assert line.measures.keys() == set(get_args(Measure))
     recipe = small(method, evaluate={"moment": "mixed"})
     mixed = play(recipe)
     networks = mixed.method.answers_with
@@ -155,11 +157,11 @@ def table(path: Path) -> list[dict[str, str]]:
 def test_measures_are_in_the_record_the_frame_and_the_tables(runs):
     pytest.importorskip("pandas")
     record = load(runs / "letters-0")
-    assert record.measures.keys() == set(MEASURES)
+    assert record.measures.keys() == set(get_args(Measure))
     frame = record.to_pandas()
     last = frame[frame["round"] == record.rounds[-1].round]
     rows = table(runs / "letters-0" / "clients.csv")
-    for name in MEASURES:
+    for name in get_args(Measure):
         assert last[name].tolist() == record.measures[name].tolist()
         assert [float(row[name]) for row in rows[-4:]] == record.measures[name].tolist()
         assert frame[frame["round"] == 0][name].isna().all()  # not tested

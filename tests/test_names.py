@@ -14,6 +14,7 @@ import mapl
 from conftest import small
 from mapl import MaplError, Recipe
 from mapl.cli.app import app
+from mapl.errors import MaplWarning
 from mapl.names import folder_name, printable
 from mapl.terminal import messages
 from mapl.terminal.progress import PlainLines
@@ -68,7 +69,7 @@ def is_plain(text: str) -> bool:
 
 def test_what_is_said_warned_and_wrong_prints_no_escapes(capsys):
     messages.say(f"saved in {ESCAPES}")
-    messages.warn(f"first line\n{ESCAPES}")
+    messages.show_warning(MaplWarning(f"first line\n{ESCAPES}"), MaplWarning, "", 0)
     messages.error(MaplError(ESCAPES))
     PlainLines(sys.stdout)(1, 1, f"reading {ESCAPES}", None)
     captured = capsys.readouterr()

@@ -37,7 +37,7 @@ def usual_handler() -> Iterator[None]:
 def interrupted(folder: Path, said: Path) -> None:
     """A script in which somebody presses Ctrl-C in the third round. It writes down what it is told."""
 
-    def press(recipe: object, line: mapl.runs.history.Round, seconds: object) -> None:
+    def press(recipe: object, line: mapl.runs.chain.Round, seconds: object) -> None:
         if line.round == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -137,7 +137,7 @@ def test_fast_rounds_are_not_all_drawn(shown: list[Any], monkeypatch: pytest.Mon
     monkeypatch.setattr("mapl.runs.notebook.EVERY", 1000.0)
     bar = Bar(50, 0)
     for number in range(50):
-        bar(small(), mapl.runs.history.Round(number, {}, [0.5], 0, 0), {})
+        bar(small(), mapl.runs.chain.Round(number, {}, [0.5], 0, 0), {})
     assert [repr(picture)[:14] for picture in shown] == ["round 0 of 50,", "round 50 of 50"]
 
 

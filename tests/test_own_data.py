@@ -21,7 +21,7 @@ from mapl.data.dataset import DataSettings
 from mapl.data.loading import load
 from mapl.data.own import suited
 from mapl.runs.export import export_run, load_model
-from mapl.runs.history import load_recipe
+from mapl.runs.folder import load_recipe
 
 Bytes = NDArray[np.uint8]
 

@@ -21,7 +21,8 @@ from mapl.analysis.compare import Estimate, compare
 from mapl.analysis.files import KINDS, write_comparison
 from mapl.analysis.paired import Difference, differences, explained, verdict, worth
 from mapl.cli.app import app
-from mapl.runs.history import ClientCard, Round
+from mapl.runs.chain import Round
+from mapl.runs.record import ClientCard
 
 METHODS = ("local", "mapl", "courier", "fedproto")
 

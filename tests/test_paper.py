@@ -18,7 +18,8 @@ from mapl.paper import cells, find_cell, listing, resolve
 from mapl.paper import tables as room
 from mapl.paper.tables import BACKBONES, METHODS, TABLES, Cell, table
 from mapl.plugins import find
-from mapl.recipe import Recipe, Tree, compose, merge, read
+from mapl.recipe import Recipe, compose, read
+from mapl.trees import Tree, merge
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "paper"
 ALL = cells()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import mapl
 import mapl.methods
-from conftest import assert_same, line_with, parameters, play, skip_without_umap, small, stop_after, written
+from conftest import assert_same, in_silence, line_with, parameters, play, skip_without_umap, small, stop_after, written
 from mapl import MaplError, Recipe, Record
 from mapl.analysis.catchup import CatchUp, catch_up, in_words
 from mapl.analysis.compare import compare, notes
@@ -28,9 +28,10 @@ from mapl.peer.process import own_recipe
 from mapl.peer.settings import PeerSettings
 from mapl.plugins import known
 from mapl.report import write_report
-from mapl.runs.history import ClientCard, Round
+from mapl.runs.chain import Round
 from mapl.runs.join import join
 from mapl.runs.part import Part, build_part
+from mapl.runs.record import ClientCard
 from mapl.runs.round import play_round
 from test_join import HALVES, PEERS, everything, in_folders
 
@@ -138,7 +139,8 @@ def test_it_is_the_same_in_any_division(name, division, tmp_path):
     """In most rounds a part has no client that takes part."""
     made = recipe(name)
     whole = mapl.run(made, tmp_path / "whole")
-    joined = join(in_folders(made, division, tmp_path), tmp_path / "joined", pytest.fail)
+    with in_silence():
+        joined = join(in_folders(made, division, tmp_path), tmp_path / "joined")
     assert everything(joined.folder) == everything(whole.folder)
     parts = (
         [Round.of_line(line) for line in (tmp_path / "part-0" / "history.jsonl").open()] if division == PEERS else []
@@ -266,7 +268,8 @@ def test_joiners_are_the_same_in_parts_and_after_a_resume(name, tmp_path):
     assert not any(line.refused for line in whole.rounds)
     mapl.run(made, tmp_path / "run", stop=stop_after(1))
     assert written(mapl.resume(tmp_path / "run").folder) == written(whole.folder)
-    joined = join(in_folders(made, PEERS, tmp_path), tmp_path / "joined", pytest.fail)
+    with in_silence():
+        joined = join(in_folders(made, PEERS, tmp_path), tmp_path / "joined")
     names = ("history.jsonl", "graph.rows", "graph.index")
     assert [everything(joined.folder).get(n) for n in names] == [everything(whole.folder).get(n) for n in names]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conftest import made_of, small
 from mapl import Dataset, MaplError
-from mapl.data.partition import PartitionSettings, Shard, cluster_classes, partition
+from mapl.data.partition import PartitionSettings, Share, cluster_classes, partition
 from mapl.runs.part import build_part
 
 
@@ -25,8 +25,8 @@ def dataset(per_class: int, classes: int, tests: int = 6) -> Dataset:
     return made_of(mixed_up(per_class, classes), mixed_up(tests, classes), classes)
 
 
-def counts(data: Dataset, shard: Shard) -> dict[int, int]:
-    labels = data.train.labels[shard.train].tolist()
+def counts(data: Dataset, share: Share) -> dict[int, int]:
+    labels = data.train.labels[share.train].tolist()
     return {k: labels.count(k) for k in set(labels)}
 
 
@@ -70,26 +70,26 @@ def test_the_clusters_cover_all_classes_evenly_and_share_exactly_the_overlap(cas
 def test_every_client_has_the_promised_number_of_images_of_its_clusters_classes(case, seed):
     chosen, classes, clients = case
     data = dataset(5 * clients + 10, classes, 2 * clients)
-    shards = partition(data, chosen, clients, seed)
-    assert len(shards) == clients
+    shares = partition(data, chosen, clients, seed)
+    assert len(shares) == clients
     held = cluster_classes(chosen, classes)
-    for shard in shards:
-        assert shard.classes == held[shard.cluster]
-        found = counts(data, shard)
-        assert set(found) == set(shard.classes)
+    for share in shares:
+        assert share.classes == held[share.cluster]
+        found = counts(data, share)
+        assert set(found) == set(share.classes)
         low, high = (chosen.shots, chosen.shots) if chosen.scenario in (1, 2) else chosen.shots_range
         assert all(low <= number <= high for number in found.values())
-        assert len(set(shard.train.tolist())) == len(shard.train)
-        tests = data.test.labels[shard.test].tolist()
+        assert len(set(share.train.tolist())) == len(share.train)
+        tests = data.test.labels[share.test].tolist()
         each = 2 * clients if chosen.test_shots == "all" else chosen.test_shots
-        assert {k: tests.count(k) for k in tests} == dict.fromkeys(shard.classes, each)
+        assert {k: tests.count(k) for k in tests} == dict.fromkeys(share.classes, each)
 
 
 @given(st.integers(1, 6), st.integers(0, 14))
 def test_the_clusters_of_clients_are_as_even_as_can_be_and_in_order(clusters, more):
     clients = clusters + more
     chosen = PartitionSettings(clusters=clusters, shots=1, test_shots="all", stride=0)
-    found = [shard.cluster for shard in partition(dataset(2, 6), chosen, clients, 0)]
+    found = [share.cluster for share in partition(dataset(2, 6), chosen, clients, 0)]
     assert found == sorted(found)
     sizes = [found.count(c) for c in range(clusters)]
     assert min(sizes) >= 1
@@ -111,22 +111,22 @@ def test_the_papers_disjoint_clusters():
 
 def test_paper_sharding_takes_images_in_order_so_that_neighbours_share_a_hundred():
     data = dataset(1200, 3)
-    shards = partition(data, PartitionSettings(clusters=1, test_shots="all"), 5, seed=7)
+    shares = partition(data, PartitionSettings(clusters=1, test_shots="all"), 5, seed=7)
     for klass in range(3):
         in_order = [i for i, label in enumerate(data.train.labels.tolist()) if label == klass]
-        mine = [[i for i in shard.train.tolist() if data.train.labels[i] == klass] for shard in shards]
+        mine = [[i for i in share.train.tolist() if data.train.labels[i] == klass] for share in shares]
         for client, images in enumerate(mine):
             assert images == in_order[200 * client : 200 * client + 300]
         for left, right in pairwise(mine):
             assert len(set(left) & set(right)) == 100
-    assert not set(shards[0].train.tolist()) & set(shards[2].train.tolist())
+    assert not set(shares[0].train.tolist()) & set(shares[2].train.tolist())
 
 
 def test_paper_sharding_takes_the_tests_from_fifteen_times_the_clients_number_on():
     data = dataset(20, 2, tests=60)
-    shards = partition(data, PartitionSettings(clusters=1, shots=1, stride=1), 4, seed=0)
+    shares = partition(data, PartitionSettings(clusters=1, shots=1, stride=1), 4, seed=0)
     zeros = [i for i, label in enumerate(data.test.labels.tolist()) if label == 0]
-    assert [i for i in shards[2].test.tolist() if i in zeros] == zeros[30:45]
+    assert [i for i in shares[2].test.tolist() if i in zeros] == zeros[30:45]
 
 
 @given(settings(), st.integers(0, 3))
@@ -134,9 +134,9 @@ def test_random_sharding_never_gives_an_image_to_two_clients(case, seed):
     chosen, classes, clients = case
     assume(chosen.test_shots != "all")
     data = dataset(5 * clients, classes, 2 * clients)
-    shards = partition(data, chosen.model_copy(update={"sharding": "random"}), clients, seed)
+    shares = partition(data, chosen.model_copy(update={"sharding": "random"}), clients, seed)
     for split in ("train", "test"):
-        dealt = [i for shard in shards for i in getattr(shard, split).tolist()]
+        dealt = [i for share in shares for i in getattr(share, split).tolist()]
         assert len(dealt) == len(set(dealt))
 
 
@@ -151,7 +151,7 @@ def test_drawn_shots_use_their_whole_range_and_a_clients_draw_is_its_own():
     data = dataset(400, 10)
     chosen = PartitionSettings(scenario=3, shots_range=(2, 5), stride=6, test_shots="all")
     few, many = (partition(data, chosen, clients, 0) for clients in (20, 40))
-    assert {n for shard in many for n in counts(data, shard).values()} == {2, 3, 4, 5}
+    assert {n for share in many for n in counts(data, share).values()} == {2, 3, 4, 5}
     assert sorted(counts(data, few[0]).values()) == sorted(counts(data, many[0]).values())
 
 
@@ -165,7 +165,7 @@ def test_drawn_shots_use_their_whole_range_and_a_clients_draw_is_its_own():
         ({"shots": 1, "test_shots": 3}, r"class 0 has 6 test images, but client 2 .*: 3 are missing; lower partition\.test_"),
     ],
 )  # fmt: skip
-def test_a_shard_that_cannot_be_filled_says_which_class_and_how_many_are_missing(over, sentence):
+def test_a_share_that_cannot_be_filled_says_which_class_and_how_many_are_missing(over, sentence):
     chosen = PartitionSettings(**{"clusters": 1, "shots": 4, "stride": 3, "test_shots": "all", **over})
     with pytest.raises(MaplError, match=sentence):
         partition(dataset(10, 2), chosen, 4, 0)

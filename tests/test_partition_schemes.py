@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import line_with
 from mapl import Dataset, Images, MaplError, Recipe
-from mapl.data.partition import PartitionSettings, Shard, partition
+from mapl.data.partition import PartitionSettings, Share, partition
 from mapl.data.schemes import dirichlet, iid, sorted_shards
 
 seeds = st.integers(0, 2**32)
@@ -28,7 +28,7 @@ def dataset(train: Sequence[int], test: Sequence[int], classes: int = 3) -> Data
 DATA = dataset([0, 1, 2] * 20, [0, 1, 2] * 4)
 
 
-def divide(data: Dataset = DATA, clients: int = 4, seed: int = 0, **settings: Any) -> list[Shard]:
+def divide(data: Dataset = DATA, clients: int = 4, seed: int = 0, **settings: Any) -> list[Share]:
     return partition(data, PartitionSettings(test_shots=settings.pop("test_shots", "all"), **settings), clients, seed)
 
 
@@ -110,12 +110,12 @@ def test_another_seed_is_another_division(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "shards"])
 @pytest.mark.parametrize("test_shots", [2, "all"])
 def test_a_client_is_tested_on_the_classes_it_has(scheme: str, test_shots: int | str) -> None:
-    for shard in divide(scheme=scheme, alpha=5.0, test_shots=test_shots):
-        assert shard.classes == tuple(sorted(set(DATA.train.labels[shard.train].tolist())))
-        counts = torch.bincount(DATA.test.labels[shard.test], minlength=3).tolist()
+    for share in divide(scheme=scheme, alpha=5.0, test_shots=test_shots):
+        assert share.classes == tuple(sorted(set(DATA.train.labels[share.train].tolist())))
+        counts = torch.bincount(DATA.test.labels[share.test], minlength=3).tolist()
         each = 4 if test_shots == "all" else test_shots
-        assert counts == [each if k in shard.classes else 0 for k in range(3)]
-        assert len(set(shard.test.tolist())) == len(shard.test)
+        assert counts == [each if k in share.classes else 0 for k in range(3)]
+        assert len(set(share.test.tolist())) == len(share.test)
 
 
 def test_more_test_images_than_there_are() -> None:
@@ -124,19 +124,19 @@ def test_more_test_images_than_there_are() -> None:
 
 
 def test_clusters_of_schemes() -> None:
-    assert {shard.cluster for shard in divide(scheme="iid")} == {0}
-    assert {shard.cluster for shard in divide(scheme="dirichlet", alpha=5.0)} == {0}
-    shards = divide(scheme="shards", clients=6, shards_per_client=1)
-    by_cluster = {shard.cluster: shard.classes for shard in shards}
+    assert {share.cluster for share in divide(scheme="iid")} == {0}
+    assert {share.cluster for share in divide(scheme="dirichlet", alpha=5.0)} == {0}
+    shares = divide(scheme="shards", clients=6, shards_per_client=1)
+    by_cluster = {share.cluster: share.classes for share in shares}
     assert sorted(by_cluster) == [0, 1, 2]
-    assert all(by_cluster[shard.cluster] == shard.classes for shard in shards)
-    assert shards[0].cluster == 0
+    assert all(by_cluster[share.cluster] == share.classes for share in shares)
+    assert shares[0].cluster == 0
 
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet"])
 def test_without_clusters_all_images_are_pooled_and_tests_stay(scheme: str) -> None:
     apart = divide(scheme=scheme, alpha=5.0)
-    everything = torch.cat([shard.train for shard in apart])
+    everything = torch.cat([share.train for share in apart])
     for own, pooled in zip(apart, divide(scheme=scheme, alpha=5.0, pooled=True), strict=True):
         assert torch.equal(pooled.train, everything)
         assert torch.equal(pooled.test, own.test)
@@ -167,7 +167,7 @@ def test_more_images_than_there_are() -> None:
 TRAIN, TEST = [[0, 1, 2], [3, 4, 5]], [[0, 1], [2]]
 
 
-def from_file(path: Path, content: Any, clients: int = 2) -> list[Shard]:
+def from_file(path: Path, content: Any, clients: int = 2) -> list[Share]:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return divide(scheme="file", file=path, clients=clients)
 
@@ -180,17 +180,17 @@ def from_file(path: Path, content: Any, clients: int = 2) -> list[Shard]:
     ],
 )
 def test_a_file_says_who_has_what(tmp_path: Path, content: Any) -> None:
-    shards = from_file(tmp_path / "who.json", content)
-    assert [shard.train.tolist() for shard in shards] == TRAIN
-    assert [shard.test.tolist() for shard in shards] == TEST
-    assert [shard.cluster for shard in shards] == [0, 0]
+    shares = from_file(tmp_path / "who.json", content)
+    assert [share.train.tolist() for share in shares] == TRAIN
+    assert [share.test.tolist() for share in shares] == TEST
+    assert [share.cluster for share in shares] == [0, 0]
 
 
 @pytest.mark.parametrize("content", [{"train": TRAIN}, TRAIN, [{"train": TRAIN[0]}, {"train": TRAIN[1]}]])
 def test_a_file_may_leave_the_test_images_to_us(tmp_path: Path, content: Any) -> None:
-    shards = from_file(tmp_path / "who.json", content)
-    assert [shard.train.tolist() for shard in shards] == TRAIN
-    assert [len(shard.test) for shard in shards] == [12, 12]
+    shares = from_file(tmp_path / "who.json", content)
+    assert [share.train.tolist() for share in shares] == TRAIN
+    assert [len(share.test) for share in shares] == [12, 12]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from mapl.peer.process import own_data, run_peer
 from mapl.peer.settings import PeerSettings, read_settings, to_toml
 from mapl.recipe import to_toml as recipe_text
 from mapl.runs.export import load_model
-from mapl.runs.history import load
+from mapl.runs.folder import load
 
 ROUNDS = 2
 RECIPE = Recipe.of(method="courier", clients=2, rounds=ROUNDS, evaluate={"every": 1}, train={"batch": 4})

@@ -16,7 +16,7 @@ import pytest
 import hosts
 from mapl import Recipe
 from mapl.analysis.clusters import share_inside
-from mapl.runs.history import load
+from mapl.runs.folder import load
 from mapl.runs.join import join
 from mapl.runs.run import run
 
@@ -26,7 +26,7 @@ pytest.importorskip("cryptography")
 from mapl.peer.local import HOST, LocalNetwork, free_ports, make_network
 from mapl.peer.seen import read_status
 from mapl.peer.settings import read_settings, to_toml
-from mapl.recipe import Tree
+from mapl.trees import Tree
 
 pytestmark = pytest.mark.slow
 
@@ -82,10 +82,10 @@ def assert_same_models(peers: list[Path], simulated: Path) -> None:
     """Every tensor of every client's checkpoint, which has its model, its state and its row of W."""
     from mapl.runs.checkpoint import latest
 
-    whole = latest(simulated, pytest.fail)
+    whole = latest(simulated)
     assert whole is not None
     for number, file in enumerate(peers):
-        own = latest(state(file) / "run", pytest.fail)
+        own = latest(state(file) / "run")
         assert own is not None
         for section in (f"client.{number}.model", f"client.{number}.state"):
             ours, theirs = own.section(section), whole.section(section)

@@ -153,7 +153,7 @@ class Played:
         self.now, self.draw, self.ended = 0.0, random.Random(seed), 0.0
         self.longest = 0.0
 
-    def run(self, work: Work, folder: Path, progress: Any, stop: Any, warn: Any) -> Any:
+    def run(self, work: Work, folder: Path, progress: Any, stop: Any) -> Any:
         self.last = self.draw.uniform(60, 90)
         self.longest = max(self.longest, self.last)
         self.now += self.last

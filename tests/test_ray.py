@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 import mapl
-from conftest import line_with, small, stop_after, until, written
+from conftest import in_silence, line_with, small, stop_after, until, written
 from mapl import MaplError, Recipe
 from mapl.cluster import start
 from mapl.cluster.shard import Order
 from mapl.cluster.shards import Shards
 from mapl.engine.settings import RaySettings
 from mapl.runs import checkpoint
-from mapl.runs.part import load_data
+from mapl.runs.client_data import load_data
 from mapl.runs.player import CannotGoOn
 
 if find_spec("ray") is None:
@@ -209,7 +209,8 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_without_one_the_run_ends_and
     assert only in lost
     assert checkpoint.newest(folder) == 2
     cluster.second = cluster.add_node(num_cpus=2, object_store_memory=NODE["object_store_memory"])
-    record = mapl.resume(folder, ray=RaySettings(shards=2, wait=60), warn=pytest.fail)
+    with in_silence():
+        record = mapl.resume(folder, ray=RaySettings(shards=2, wait=60))
     assert written(record.folder) == whole
 
 
@@ -232,7 +233,7 @@ OPTIONS = ["--engine", "ray", "--shards", "2"]
 def test_a_stopped_or_killed_command_is_resumed(how: int, cluster: Any, tmp_path: Path) -> None:
     file, folder = tmp_path / "recipe.toml", tmp_path / "run"
     made = digits("courier", rounds=500, checkpoint={"every": 1}, name="run", clients=6)
-    mapl.runs.history.write_recipe(tmp_path, made)
+    mapl.runs.folder.write_recipe(tmp_path, made)
     process = mapl_command("run", str(file), "--out", str(tmp_path), *OPTIONS, cluster=cluster)
     until(lambda: folder.is_dir() and checkpoint.newest(folder) >= 2, seconds=200)
     os.killpg(process.pid, how)  # a terminal sends Ctrl-C to every process of the group

@@ -15,8 +15,9 @@ from mapl import MaplError, MethodSettings, Recipe
 from mapl.data.augment import PLAIN, RELEASED
 from mapl.methods.local import Local
 from mapl.plugins import known
-from mapl.recipe import assignment, compose, merge, read, to_toml, validated
-from mapl.runs.history import load
+from mapl.recipe import assignment, compose, read, to_toml, validated
+from mapl.runs.folder import load
+from mapl.trees import merge
 
 # Layers
 

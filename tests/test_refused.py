@@ -27,7 +27,8 @@ from mapl.network.inspection import FACTOR, too_large
 from mapl.network.topk import TopK
 from mapl.plugins import known
 from mapl.report import write_report
-from mapl.runs.history import Round, load
+from mapl.runs.chain import Round
+from mapl.runs.folder import load
 from mapl.runs.part import Part, build_part
 from mapl.runs.run import run
 

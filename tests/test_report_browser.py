@@ -11,7 +11,8 @@ import torch
 
 from chromium import DESK, PHONE, opened, until, violations
 from mapl.report import write_report
-from mapl.runs.history import Record, load
+from mapl.runs.folder import load
+from mapl.runs.record import Record
 from shown_runs import ShownRun
 from test_watch import ALONE, weights_of
 

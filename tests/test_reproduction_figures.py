@@ -18,8 +18,8 @@ from mapl.paper.pictures import separation
 from mapl.paper.protocol import Protocol
 from mapl.paper.statistics import difference
 from mapl.paper.store import Store, key_of
-from mapl.runs.history import Record
 from mapl.runs.part import Part
+from mapl.runs.record import Record
 from mapl.runs.run import restored_part, run
 from reproduction_store import add_figures, made_row
 

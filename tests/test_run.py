@@ -17,12 +17,26 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import mapl
-from conftest import REAL_LASTING, assert_same, line_with, made_of, parameters, play, row_of, small, stop_after, written
+from conftest import (
+    REAL_LASTING,
+    assert_same,
+    in_silence,
+    line_with,
+    made_of,
+    parameters,
+    play,
+    row_of,
+    small,
+    stop_after,
+    told,
+    written,
+)
 from mapl import MaplError, Recipe
 from mapl.methods.local import Local
 from mapl.recipe import to_toml
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
-from mapl.runs.history import Round, load
+from mapl.runs.folder import load
 from mapl.runs.part import build_part
 from mapl.runs.run import restored_part
 from mapl.runs.saving import restore, saved_state
@@ -184,10 +198,11 @@ def test_a_recipe_that_was_changed_under_a_run_is_noticed(tmp_path):
     (tmp_path / "run" / "recipe.toml").write_text(to_toml(small(name="other", checkpoint={"keep": 5})))
     with pytest.raises(MaplError, match=r"recipe.toml. was edited"):
         load(tmp_path / "run")
-    said = []
-    assert mapl.resume(tmp_path / "run", warn=said.append).recipe.name == "other"
+    with told() as said:
+        assert mapl.resume(tmp_path / "run").recipe.name == "other"
     assert ["recipe.toml" in sentence for sentence in said] == [True]
-    mapl.resume(tmp_path / "run", warn=pytest.fail)
+    with in_silence():
+        mapl.resume(tmp_path / "run")
 
 
 def test_observers_see_every_round_and_every_second(tmp_path):

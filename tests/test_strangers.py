@@ -35,7 +35,7 @@ from mapl.peer.process import card
 from mapl.peer.seen import read_status
 from mapl.peer.settings import read_settings
 from mapl.peer.status import differences
-from mapl.runs.history import load
+from mapl.runs.folder import load
 from mapl.runs.part import build_part
 from strangers import SECONDS, Live, Puppet, addresses, ask, close_all, live_network, read, refused, session
 

@@ -20,8 +20,9 @@ from mapl.keys import generator
 from mapl.methods.mapl import Mapl
 from mapl.network import THIS_ROUND, EncodedPost, Mail, MemoryPost, decode, encode
 from mapl.plugins import known
+from mapl.runs.client_data import load_data
 from mapl.runs.exchange import Exchange, look_around
-from mapl.runs.part import Part, build_part, load_data
+from mapl.runs.part import Part, build_part
 
 METHODS = list(known(mapl.methods))
 CLIENTS = 6

@@ -21,7 +21,7 @@ from mapl.paper.store import StoredRun
 from mapl.recipe import UnreadSettings, to_toml
 from mapl.report import write_report
 from mapl.runs.export import export_run
-from mapl.runs.history import load_recipe
+from mapl.runs.folder import load_recipe
 from mapl.runs.jobs import Job, _check_folder
 from mapl.runs.part import build_part
 from mapl.runs.run import restored_part

@@ -23,7 +23,7 @@ from mapl.cli.app import app
 from mapl.peer.alone import gain
 from mapl.peer.local import free_ports
 from mapl.peer.settings import read_settings
-from mapl.runs.history import load
+from mapl.runs.folder import load
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tutorial-peers.md"

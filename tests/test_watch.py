@@ -25,11 +25,11 @@ from mapl.live.follow import Follower
 from mapl.live.server import Server
 from mapl.live.watch import Gone, Watch
 from mapl.peer.seen import STATUS
-from mapl.recipe import merge
 from mapl.report import write_report
+from mapl.runs.folder import HISTORY, RECIPE, load
 from mapl.runs.graph import Row
-from mapl.runs.history import HISTORY, RECIPE, load
 from mapl.runs.run import resume
+from mapl.trees import merge
 from shown_runs import ShownRun
 from test_peer_commands import TREE, written
 

@@ -17,7 +17,7 @@ from chromium import DESK, PHONE, until, violations
 from chromium import opened as opened_at
 from mapl.live.server import Server
 from mapl.live.watch import Watch
-from mapl.runs.history import load
+from mapl.runs.folder import load
 from shown_runs import ShownRun
 from test_watch import ALONE, weights_of
 

@@ -18,7 +18,7 @@ from conftest import line_with, small
 from mapl import MaplError, Recipe
 from mapl.measures import METRICS
 from mapl.plugins import known
-from mapl.runs.history import Round
+from mapl.runs.chain import Round
 from mapl.runs.writers import open_writers
 from mapl.runs.writers.csv_file import CsvFile
 

@@ -24,7 +24,8 @@ from mapl.backbones.residual import Block
 from mapl.data.loading import keeping_data
 from mapl.model import find_backbone
 from mapl.paper.machine import device_name
-from mapl.recipe import Tree, assignment, compose, read
+from mapl.recipe import assignment, compose, read
+from mapl.trees import Tree
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "recipes" / "modern" / "heterogeneous.toml"

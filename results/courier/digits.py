@@ -16,9 +16,10 @@ import numpy as np
 
 from mapl.analysis.clusters import share_inside
 from mapl.analysis.compare import Estimate
-from mapl.recipe import Tree, merge
-from mapl.runs.history import Record, load
+from mapl.runs.folder import load
 from mapl.runs.jobs import Job, carry_out
+from mapl.runs.record import Record
+from mapl.trees import Tree, merge
 
 SETTINGS: dict[str, Tree] = {
     "two clusters": {"scenario": 1},

@@ -25,9 +25,10 @@ from torch import Tensor
 from mapl.kinship import kept, update_of
 from mapl.methods._courier import COURIER, head_of
 from mapl.methods.courier import START
-from mapl.recipe import Recipe, Tree, merge, read
+from mapl.recipe import Recipe, read
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
+from mapl.trees import Tree, merge
 
 AFTER = (1, 5, 45, 300)
 SEEDS = (0, 1)

@@ -16,9 +16,10 @@ from statistics import fmean
 from digits import COMMON
 
 from mapl.analysis.compare import Estimate
-from mapl.recipe import merge
-from mapl.runs.history import Record, load
+from mapl.runs.folder import load
 from mapl.runs.jobs import Job, carry_out
+from mapl.runs.record import Record
+from mapl.trees import merge
 
 KINDS = {"none": "float32", "bfloat16": "bfloat16", "int8": "int8", "top-k": "top-k, 5 %"}
 EVERY = (1, 2, 5)

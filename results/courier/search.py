@@ -15,7 +15,8 @@ from statistics import fmean
 import mapl
 from mapl.data.loading import keeping_data
 from mapl.paper.machine import device_name
-from mapl.recipe import Tree, assignment, compose, read
+from mapl.recipe import assignment, compose, read
+from mapl.trees import Tree
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "recipes" / "modern" / "heterogeneous.toml"

@@ -28,8 +28,10 @@ import mapl
 from mapl.analysis.clusters import share_inside
 from mapl.analysis.compare import Estimate
 from mapl.network import ExploreSettings
-from mapl.recipe import Recipe, Tree, merge
-from mapl.runs.history import RECIPE, Record
+from mapl.recipe import Recipe
+from mapl.runs.folder import RECIPE
+from mapl.runs.record import Record
+from mapl.trees import Tree, merge
 
 HERE = Path(__file__).parent
 STORE, PAGE = HERE / "runs.jsonl", HERE / "README.md"

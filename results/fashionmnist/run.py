@@ -17,9 +17,10 @@ from pathlib import Path
 
 from mapl.analysis.compare import Arm, compare
 from mapl.cli.compare import gain_text
-from mapl.recipe import Tree, merge
-from mapl.runs.history import Record, load
+from mapl.runs.folder import load
 from mapl.runs.jobs import Job, carry_out
+from mapl.runs.record import Record
+from mapl.trees import Tree, merge
 
 RELEASED: Tree = {"warmup": 10, "graph": {"form": "released", "confidence": "share"}}
 """The tables were made with the graph of the paper's released program; the default is another one (docs/graph.md)."""

@@ -29,8 +29,8 @@ from mapl.keys import generator
 from mapl.network.refused import total
 from mapl.peer.local import LocalNetwork, make_network
 from mapl.peer.settings import read_settings
-from mapl.recipe import Tree, merge
-from mapl.runs.history import load
+from mapl.runs.folder import load
+from mapl.trees import Tree, merge
 
 RULES = ("mean", "median")
 RECIPE: Tree = {

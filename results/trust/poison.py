@@ -27,9 +27,9 @@ from mapl import Letter, MaplError, Recipe
 from mapl.analysis.compare import Estimate
 from mapl.keys import generator
 from mapl.network import THIS_ROUND, Inbox, Mail, MemoryPost, inspect
-from mapl.recipe import Tree, merge
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
+from mapl.trees import Tree, merge
 
 METHODS: dict[str, Tree] = {
     "courier": {"method": "courier", "model": {"backbones": ["mlp"]}},

@@ -37,7 +37,8 @@ from mapl.data.partition import partition
 from mapl.methods._mixing import load_flat
 from mapl.network import Inbox, Letter, Mail, MemoryPost, epsilon
 from mapl.recipe import Recipe
-from mapl.runs.part import Part, build_part, load_data
+from mapl.runs.client_data import load_data
+from mapl.runs.part import Part, build_part
 from mapl.runs.round import play_round
 
 EVERY = 3

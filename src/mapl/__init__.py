@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from mapl.model import ClientModel
     from mapl.network import Inbox, Letter
     from mapl.recipe import Recipe
-    from mapl.runs.history import Record, load
+    from mapl.runs.folder import load
+    from mapl.runs.record import Record
     from mapl.runs.run import resume, run
 else:
     # Importing torch takes over a second, and `mapl --help` does not need it: each name is imported on first use.
@@ -55,7 +56,8 @@ else:
         "mapl.model": ("ClientModel",),
         "mapl.network": ("Inbox", "Letter"),
         "mapl.recipe": ("Recipe",),
-        "mapl.runs.history": ("Record", "load"),
+        "mapl.runs.folder": ("load",),
+        "mapl.runs.record": ("Record",),
         "mapl.runs.run": ("resume", "run"),
     }
     _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -8,6 +8,7 @@ says why the default is the printed form with another scale of the confidence.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Literal
@@ -179,7 +180,7 @@ def learn_rows(
             square = beta2 * square + (1 - beta2) * direction.square()
             direction = mean / (1 - beta1**step) / ((square / (1 - beta2**step)).sqrt() + ADAM_EPS)
         # The projection turns −∞ into 0.
-        moved = (weights - settings.step_size * direction).masked_fill(~members, -torch.inf)
+        moved = (weights - settings.step_size * direction).masked_fill(~members, -math.inf)
         weights = project_to_simplex(moved)
     return weights
 
@@ -191,7 +192,7 @@ def _relative(similarity: Tensor, own: Tensor, members: Tensor, settings: GraphS
     it is rounding noise, the division could reverse the order, so the similarities are left unchanged.
     """
     if settings.use_similarity and settings.form == "released":
-        largest = similarity.masked_fill(own | ~members, -torch.inf).amax(dim=-1, keepdim=True)
+        largest = similarity.masked_fill(own | ~members, -math.inf).amax(dim=-1, keepdim=True)
         similarity = similarity / torch.where(largest > torch.finfo(similarity.dtype).eps, largest, 1)
     return similarity.masked_fill(own, 1)
 

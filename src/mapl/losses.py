@@ -13,6 +13,7 @@ An engine may have faster implementations of the same functions; inside `compute
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -160,7 +161,7 @@ def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> 
         pairs = (unit @ unit.T).masked_fill(same, 0)
     elif form == "released":
         # Masked before the exponential: a long prototype times itself may overflow, and its gradient would be 0·∞.
-        pairs = (prototypes @ prototypes.T / temperature).masked_fill(same, -torch.inf).exp()
+        pairs = (prototypes @ prototypes.T / temperature).masked_fill(same, -math.inf).exp()
     else:
         raise unknown("form", form, FORMS)
     return pairs.sum() / len(prototypes)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 Measure = Literal["macro_f1", "balanced_accuracy", "calibration_error"]
 """What is measured of one client's answers."""
-MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 Metric = Literal["accuracy", "worst_tenth", "macro_f1", "balanced_accuracy", "calibration_error"]
 """What runs are compared by: means over clients, and the worst tenth of them."""

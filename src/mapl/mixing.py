@@ -17,6 +17,7 @@ step is element by element, sorts and cumulates along one mix, or adds in a fixe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -129,7 +130,7 @@ class Sorted(NamedTuple):
 
 def in_order(x: Tensor, weights: Tensor) -> Sorted:
     """x (b, n, f), sorted by value; what takes no part is last. Equal values keep their order."""
-    values, order = x.masked_fill((weights == 0).unsqueeze(2), torch.inf).sort(dim=1, stable=True)
+    values, order = x.masked_fill((weights == 0).unsqueeze(2), math.inf).sort(dim=1, stable=True)
     sorted_weights = weights.unsqueeze(2).expand_as(x).gather(1, order)
     return Sorted(values, sorted_weights, sorted_weights.cumsum(1), order)
 

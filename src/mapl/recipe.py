@@ -11,7 +11,6 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -29,6 +28,7 @@ from pydantic import (
 
 import mapl.data.sources
 import mapl.methods
+from mapl.complaints import complaint
 from mapl.data.augment import PLAIN, RELEASED, AugmentSettings
 from mapl.data.dataset import DataSettings
 from mapl.data.kinds import FeatureSettings, TokenSettings
@@ -37,21 +37,15 @@ from mapl.data.objects import Data, as_data
 from mapl.data.own import located, suited, suited_to
 from mapl.data.partition import PartitionSettings
 from mapl.engine.settings import EngineSettings, TrainSettings
-from mapl.errors import MaplError, unknown
+from mapl.errors import MaplError
 from mapl.methods._base import Method, MethodSettings
 from mapl.methods.mapl import MaplSettings
 from mapl.mixing import MixingSettings
 from mapl.model import ModelSettings
-from mapl.names import check_name, folder_name, printable
+from mapl.names import check_name, folder_name
 from mapl.network import CompressSettings, JoinersSettings, NoiseSettings, TopologySettings
 from mapl.plugins import Untrusted, find, is_looking, looking, take_as_named
-
-Tree = dict[str, Any]
-Provenance = dict[str, str]
-"""Where the value of each dotted key came from."""
-
-UNSET = "none"
-"""How a recipe file says that a setting has no value, because TOML has no null."""
+from mapl.trees import UNSET, Provenance, Tree, flat, merge, toml_lines
 
 LATER = {
     "data": ("size", "label"),
@@ -139,6 +133,12 @@ class CheckpointSection(Section):
     )
 
 
+def _method_name(table: Any) -> str | None:
+    """The method that a recipe's table of it names; without a name it is the default. None: it names no method."""
+    name = table.get("name", "mapl") if isinstance(table, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def _typed_method(value: Any) -> Any:
     """Validate the method's table with the settings of the method that it names."""
     if isinstance(value, MethodSettings):
@@ -147,8 +147,8 @@ def _typed_method(value: Any) -> Any:
         value = {"name": value}
     if not isinstance(value, dict):
         raise ValueError("it takes a name or a table")
-    name = value.get("name", "mapl")
-    if not isinstance(name, str):
+    name = _method_name(value)
+    if name is None:
         raise ValueError("its name should be a string")
     # A ValidationError raised here becomes part of the recipe's own.
     settings = settings_class(name)
@@ -384,7 +384,7 @@ def _ready_for(over: Tree, given: Tree) -> Tree:
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return given
     name = after.get("name")
-    if not isinstance(name, str) or name == before.get("name", "mapl"):
+    if not isinstance(name, str) or name == _method_name(before):
         return given
     known = settings_class(name).model_fields
     return {**given, "method": {key: value for key, value in before.items() if key in known}}
@@ -399,8 +399,8 @@ def suggestions(data: Any, method: Any) -> Tree:
     except Untrusted:
         source = None
     suggested: Tree = getattr(source, "suggests", {})
-    name = method.get("name", "mapl") if isinstance(method, dict) else None
-    if not isinstance(name, str):
+    name = _method_name(method)
+    if name is None:
         return suggested
     if method_class(name).homogeneous:
         alike = getattr(source, "alike", "cnn" if data == GIVEN_IN_PYTHON else "resnet18")
@@ -422,8 +422,8 @@ def _fitting(given: Tree) -> Tree:
 
 def _for_method(suggested: Tree, method: Any) -> Tree:
     """The suggestions; of those for methods, only the ones that this method has."""
-    name = method.get("name", "mapl") if isinstance(method, dict) else None
-    if not isinstance(name, str):
+    name = _method_name(method)
+    if name is None:
         return suggested
     known = settings_class(name).model_fields
     taken = {k: v for k, v in suggested.get("method", {}).items() if k in known}
@@ -451,7 +451,9 @@ def validated(tree: Tree, source: str) -> Recipe:
     try:
         return Recipe.model_validate(_with_none(tree, Recipe))
     except ValidationError as error:
-        raise MaplError(f"recipe ({source}): {_complaint(error.errors(), tree)}") from None
+        name = _method_name(tree.get("method"))
+        chosen = {"method": None if name is None else settings_class(name)}
+        raise MaplError(f"recipe ({source}): {complaint(error.errors(), Recipe, chosen)}") from None
     except MaplError as error:  # about a name that it finds nothing for
         raise MaplError(f"recipe ({source}): {error}", shell=f"recipe ({source}): {error.shell}") from error
 
@@ -464,15 +466,6 @@ def _check_version(version: Any, source: str) -> None:
             f"recipe ({source}) was written by a newer mapl: it has version {version}, and this mapl reads up to "
             f"version {VERSION}"
         )
-
-
-def merge(base: Tree, over: Tree) -> Tree:
-    """`base`, overridden by the values of `over`, table by table."""
-    result = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merge(result[key], value) if both else value
-    return result
 
 
 def assignment(text: str) -> Tree:
@@ -492,31 +485,7 @@ def assignment(text: str) -> Tree:
 def to_toml(recipe: Recipe, provenance: Provenance | None = None) -> str:
     """The whole recipe as TOML; with provenance, each line says where its value came from."""
     tree = {"version": VERSION, **recipe.model_dump(mode="json")}
-    lines = list(_toml_lines(tree, (), provenance or {}))
-    return "\n".join(lines) + "\n"
-
-
-def _toml_lines(tree: Tree, path: tuple[str, ...], provenance: Provenance) -> Iterator[str]:
-    values = {key: value for key, value in tree.items() if not isinstance(value, dict)}
-    if path and values:
-        yield from ("", f"[{'.'.join(map(_toml_key, path))}]")
-    for key, value in values.items():
-        line = f"{_toml_key(key)} = {_toml_text(UNSET if value is None else value)}"
-        origin = provenance.get(".".join((*path, key)))
-        yield f"{line:<48} # {printable(origin)}" if origin else line
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _toml_lines(value, (*path, key), provenance)
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
-
-
-def _toml_text(value: Any) -> str:
-    """A value in TOML, with invisible characters written out."""
-    text = json.dumps(value, ensure_ascii=False)
-    return "".join(c if printable(c) == c else f"\\U{ord(c):08x}" for c in text)
+    return "\n".join(toml_lines(tree, provenance or {})) + "\n"
 
 
 def _expand_names(layer: Tree) -> Tree:
@@ -533,14 +502,6 @@ def _expand_names(layer: Tree) -> Tree:
         kinds = ("compress", "mixing")
         tree["network"] = {k: {"kind": v} if k in kinds and isinstance(v, str) else v for k, v in network.items()}
     return tree
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a tree by dotted key; an empty table is a value."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
-    return found
 
 
 def _origin(key: str, origins: Provenance) -> str:
@@ -561,57 +522,3 @@ def _with_none(tree: Tree, section: type[BaseModel]) -> Tree:
         elif isinstance(value, dict) and isinstance(takes, type) and issubclass(takes, BaseModel):
             result[key] = _with_none(value, takes)
     return result
-
-
-def _complaint(errors: Sequence[Any], tree: Tree) -> str:
-    """Pydantic's errors as one sentence: which key, what it got, what it takes."""
-    clauses: dict[str, list[str]] = {}
-    for error in errors:
-        key, table = _place(error["loc"], tree)
-        if error["type"] == "extra_forbidden":
-            listed = str(unknown("", str(error["loc"][-1]), table.model_fields)).partition(";")[2] if table else ""
-            clauses[f"unknown key {key!r};{listed}"] = []
-        else:
-            given = error["type"] != "missing" and not isinstance(error["input"], dict)
-            got = f"got {error['input']!r}, but " if given else ""
-            clauses.setdefault(f"{key}: {got}", []).append(_plain(error["msg"]))
-    return "; ".join(head + " or ".join(_once("it should be ", takes)) for head, takes in clauses.items())
-
-
-def _once(opening: str, texts: Sequence[str]) -> list[str]:
-    """The texts, with a shared opening left out of all but the first."""
-    return [text.removeprefix(opening) if index else text for index, text in enumerate(texts)]
-
-
-def _place(location: Sequence[str | int], tree: Tree) -> tuple[str, type[BaseModel] | None]:
-    """The dotted key that an error is about, and the table that contains it.
-
-    Pydantic also adds the member of a union that it tried, which is not a key of any recipe.
-    """
-    section: type[BaseModel] | None = Recipe
-    table, key = section, []
-    for part in location:
-        if section is None and isinstance(part, str):
-            break
-        key.append(str(part))
-        table = section
-        below: Any = None
-        if section is Recipe and part == "method":
-            below = _settings_of(tree.get("method"))
-        elif section is not None and part in section.model_fields:
-            below = section.model_fields[str(part)].annotation
-        section = below if isinstance(below, type) and issubclass(below, BaseModel) else None
-    return ".".join(key), table
-
-
-def _settings_of(method: Any) -> type[MethodSettings] | None:
-    name = method.get("name", "mapl") if isinstance(method, dict) else None
-    return settings_class(name) if isinstance(name, str) else None
-
-
-def _plain(message: str) -> str:
-    """What a value should be, according to pydantic, in plain words."""
-    message = message.removeprefix("Value error, ").replace("Input should be", "it should be")
-    message = re.sub(r", unable to parse .*| after validation, not \d+", "", message)
-    message = re.sub(r"a valid dictionary or instance of \w+", "a table", message).replace("Tuple", "it")
-    return message[0].lower() + message[1:]

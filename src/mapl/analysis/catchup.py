@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from mapl.errors import MaplError
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 WITHIN = 0.02
 """A joiner has caught up once its accuracy is at most this far below the mean of the others."""

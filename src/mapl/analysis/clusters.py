@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 
 def share_inside(weights: Tensor, clusters: Sequence[int]) -> float | None:

@@ -26,8 +26,9 @@ from mapl.analysis.control import ceilings, is_ceiling, is_control, never_read, 
 from mapl.analysis.labels import labels_of
 from mapl.errors import unknown
 from mapl.measures import LOWER_IS_BETTER, METRICS, TITLES, Metric
-from mapl.recipe import Recipe, flat, has_letters
-from mapl.runs.history import Record, part_of
+from mapl.recipe import Recipe, has_letters
+from mapl.runs.record import Record, part_of
+from mapl.trees import flat
 
 ROUNDING = 1e-9
 """Means of accuracies that differ by less are equal."""

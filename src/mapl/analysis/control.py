@@ -55,11 +55,6 @@ def ceilings(recipe: Recipe) -> list[Recipe]:
     return twins(recipe.model_copy(update={"partition": pooled}))
 
 
-def ceiling_of(recipe: Recipe) -> Recipe:
-    """The form of the ceiling that most runs share."""
-    return ceilings(recipe)[-1]
-
-
 def _with_method(recipe: Recipe, name: str = "", keep: set[str] | None = None) -> Recipe:
     """The recipe with the named method, or its own, keeping the method settings in `keep` or that the method has."""
     settings = keep or set(method_class(name).Settings.model_fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,7 +52,7 @@ def sample(part: Part) -> tuple[Tensor, Tensor, Tensor]:
 def alignment(vectors: Tensor, clients: Tensor, kinds: Sequence[Tensor]) -> list[tuple[float, float]]:
     """For each kind of label: how often the nearest point of another client shares it, and how often by chance."""
     elsewhere = clients[:, None] != clients[None, :]
-    nearest = torch.cdist(vectors, vectors).masked_fill(~elsewhere, float("inf")).argmin(1)
+    nearest = torch.cdist(vectors, vectors).masked_fill(~elsewhere, math.inf).argmin(1)
     shares = []
     for label in kinds:
         same = (label[:, None] == label[None, :]) & elsewhere

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mapl.recipe import has_letters, is_silent
-from mapl.runs.history import Record, share_of_network
+from mapl.runs.record import Record, share_of_network
 
 
 def labels_of(runs: Sequence[Record], flats: Sequence[dict[str, Any]]) -> list[str]:

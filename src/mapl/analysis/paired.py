@@ -17,7 +17,7 @@ from typing import Any
 from mapl.analysis.compare import Arm, Estimate, at_tests, compare, group
 from mapl.measures import LOWER_IS_BETTER, TITLES, Metric
 from mapl.recipe import has_letters, is_silent
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 LEVEL = 0.05
 FEW, ENOUGH = 3, 5

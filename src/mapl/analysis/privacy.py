@@ -6,7 +6,7 @@ import math
 
 from mapl.network import NoiseSettings, epsilon
 from mapl.recipe import Recipe
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 
 def spent(record: Record) -> str | None:

@@ -16,9 +16,11 @@ from mapl.errors import MaplError
 from mapl.names import folder_name
 from mapl.recipe import Recipe, has_letters
 from mapl.runs.chain import digest
-from mapl.runs.history import JOINED, RECIPE, combined, load_recipe, read_cards, runs_below
+from mapl.runs.client_data import all_digests, default_name, own_data
+from mapl.runs.folder import JOINED, RECIPE, load_recipe, read_cards, runs_below
 from mapl.runs.jobs import Job
-from mapl.runs.part import all_digests, default_name, own_data, with_digests
+from mapl.runs.part import with_digests
+from mapl.runs.record import combined
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def options(
     ] = False,
 ) -> None:
     """Options of `mapl` itself."""
+    warnings.showwarning = messages.show_warning
 
 
 app.command("demo", rich_help_panel=TRAIN)(demo.demo)
@@ -79,7 +80,6 @@ app.add_typer(data.app, name="data", rich_help_panel=SETTINGS)
 
 def run_app() -> None:
     """Run the command that the arguments name. A `MaplError` is printed, without a traceback."""
-    warnings.showwarning = messages.show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or a pipe that is not UTF-8 shows "?" for what it does not have, such as "±".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,16 +12,16 @@ import typer
 from rich.table import Table
 
 from mapl import plugins
-from mapl.errors import MaplError, unknown
+from mapl.errors import MaplError, unknown, warn
 from mapl.names import DASH, printable
-from mapl.terminal.messages import console, say, warn
+from mapl.terminal.messages import console, say
 from mapl.terminal.options import JsonOption, TrustOption
 
 if TYPE_CHECKING:
     from mapl.analysis.compare import Arm
     from mapl.analysis.paired import Difference
     from mapl.measures import Metric
-    from mapl.runs.history import Record
+    from mapl.runs.record import Record
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that contain some.", metavar="RUN...")]
 
@@ -72,7 +73,7 @@ def compare_command(
     show_comparison(arms, differences, as_json)
     for path in to or []:
         for file in write_comparison(path, arms, differences):
-            (warn if as_json else say)(f"written: {file}")
+            say(f"written: {file}", sys.stderr if as_json else None)
 
 
 def known_metric(name: str) -> Metric:
@@ -105,7 +106,7 @@ def show_comparison(arms: Sequence[Arm], differences: Sequence[Difference], as_j
 def load_runs(folders: Sequence[Path]) -> list[Record]:
     """The runs, with a warning for each that will not be counted, or compared with no other."""
     from mapl.analysis.compare import left_out, unpaired
-    from mapl.runs.history import load, runs_below
+    from mapl.runs.folder import load, runs_below
 
     runs = {folder: runs_below(folder) for folder in folders}
     for folder, found in runs.items():

@@ -30,7 +30,7 @@ from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
     from mapl.data.dataset import Dataset, DataSettings
-    from mapl.data.partition import Shard
+    from mapl.data.partition import Share
     from mapl.data.published import Published
 
 app = typer.Typer(
@@ -173,7 +173,7 @@ def show_command(
     [bold]mapl data show --scenario 2 --png division.png[/bold]
     """
     from mapl.data.partition import partition
-    from mapl.runs.part import load_data
+    from mapl.runs.client_data import load_data
 
     given = [f"data.folder={json.dumps(str(folder))}"] if folder else []
     with plugins.looking(trust), reading():
@@ -181,21 +181,21 @@ def show_command(
             recipe, given + (settings or []), data=data, scenario=scenario, clients=clients, seed=seed
         )
         dataset = load_data(composed)
-    shards = partition(dataset, composed.partition, composed.clients, composed.seed)
-    counts = [dataset.train.take(shard.train).counts(dataset.classes) for shard in shards]
+    shares = partition(dataset, composed.partition, composed.clients, composed.seed)
+    counts = [dataset.train.take(share.train).counts(dataset.classes) for share in shares]
     if as_json:
         rows = [
-            {"cluster": s.cluster, "train": row, "test": len(s.test)} for s, row in zip(shards, counts, strict=True)
+            {"cluster": s.cluster, "train": row, "test": len(s.test)} for s, row in zip(shares, counts, strict=True)
         ]
         print(json.dumps(rows))
     else:
-        console().print(_division_table(dataset, shards, counts))
+        console().print(_division_table(dataset, shares, counts))
     if png:
         _draw(dataset, counts, png)
         say(f"figure: {png}", sys.stderr)
 
 
-def _division_table(dataset: Dataset, shards: Sequence[Shard], counts: Sequence[Sequence[int]]) -> Table:
+def _division_table(dataset: Dataset, shares: Sequence[Share], counts: Sequence[Sequence[int]]) -> Table:
     wide = dataset.classes > WIDEST
     names = "" if wide else ", ".join(f"{k} {printable(name)}" for k, name in enumerate(dataset.class_names))
     caption = f"training {dataset.noun} of {printable(dataset.name)} by client and class"
@@ -203,9 +203,9 @@ def _division_table(dataset: Dataset, shards: Sequence[Shard], counts: Sequence[
     columns = ["classes"] if wide else [str(k) for k in range(dataset.classes)]
     for title in ("client", "cluster", *columns, "train", "test"):
         table.add_column(title, justify="right")
-    for client, (shard, row) in enumerate(zip(shards, counts, strict=True)):
-        cells = [str(len(shard.classes))] if wide else [str(count or "") for count in row]
-        table.add_row(str(client), str(shard.cluster), *cells, f"{sum(row):,}", f"{len(shard.test):,}")
+    for client, (share, row) in enumerate(zip(shares, counts, strict=True)):
+        cells = [str(len(share.classes))] if wide else [str(count or "") for count in row]
+        table.add_row(str(client), str(share.cluster), *cells, f"{sum(row):,}", f"{len(share.test):,}")
     return table
 
 

@@ -15,9 +15,9 @@ from mapl.cli.sweep import train
 from mapl.terminal.messages import say
 
 if TYPE_CHECKING:
-    from mapl.recipe import Tree
-    from mapl.runs.history import Record
     from mapl.runs.jobs import Job
+    from mapl.runs.record import Record
+    from mapl.trees import Tree
 
 CONTROL: Tree = {"network": {"topology": {"name": "none"}}}
 ONE_BACKBONE: Tree = {"model": {"backbones": ["cnn"]}}
@@ -63,7 +63,7 @@ def demo(
     # In folders of their own: the full demo cannot use the short runs of --quick.
     out = out or Path("runs/demo-quick" if quick else "runs/demo")
     say(f"{len(ARMS)} arms × {seeds} seeds on handwritten digits, in {out}; Ctrl-C stops; rerun to continue")
-    from mapl.runs.history import load  # brings torch, which takes seconds
+    from mapl.runs.folder import load  # brings torch, which takes seconds
 
     jobs = _jobs(out, seeds, quick)
     train(jobs)
@@ -82,8 +82,8 @@ def demo(
 
 
 def _jobs(out: Path, seeds: int, quick: bool) -> list[Job]:
-    from mapl.recipe import merge
     from mapl.runs.jobs import Job
+    from mapl.trees import merge
 
     over = QUICK if quick else {}
     jobs = []

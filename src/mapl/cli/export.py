@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mapl.terminal.messages import say, warn
+from mapl.terminal.messages import say
 from mapl.terminal.options import JsonOption, TrustOption
 
 
@@ -50,9 +50,7 @@ def export_command(
     """
     from mapl.runs.export import export_run
 
-    paths = export_run(
-        folder, to, client, format.value, pixels=pixels.value, overwrite=overwrite, warn=warn, trust=trust
-    )
+    paths = export_run(folder, to, client, format.value, pixels=pixels.value, overwrite=overwrite, trust=trust)
     if as_json:
         print(json.dumps([str(path) for path in paths]))
     else:

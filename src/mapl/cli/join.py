@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mapl.terminal.messages import say, warn
+from mapl.terminal.messages import say
 
 
 def join_command(
@@ -25,7 +25,7 @@ def join_command(
     """
     from mapl.runs.join import join
 
-    record = join(folders, out, warn)
+    record = join(folders, out)
     parts = "1 part" if len(folders) == 1 else f"{len(folders)} parts"
     say(f"joined {parts}, {len(record.clients)} of {record.recipe.clients} clients, {len(record.rounds)} rounds: {out}")
     say(f"see it with: mapl report {out}")

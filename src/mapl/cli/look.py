@@ -13,12 +13,12 @@ from mapl import plugins
 from mapl.cli import recipe_options as options
 from mapl.cli.compare import Folders, load_runs
 from mapl.cli.named import NAMED
-from mapl.errors import MaplError, unknown
-from mapl.terminal.messages import say, warn
+from mapl.errors import MaplError, unknown, warn
+from mapl.terminal.messages import say
 from mapl.terminal.options import JsonOption, SetOption, TrustOption
 
 if TYPE_CHECKING:
-    from mapl.runs.history import Record
+    from mapl.runs.record import Record
 
 
 def report_command(
@@ -43,7 +43,7 @@ def report_command(
 
 def _runs() -> dict[str, str]:
     """The runs in runs/, by folder."""
-    from mapl.runs.history import load, runs_below
+    from mapl.runs.folder import load, runs_below
 
     found = {}
     for folder in runs_below(Path("runs")):

@@ -12,7 +12,7 @@ from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
     from mapl.data.dataset import Dataset, Progress
-    from mapl.data.partition import Shard
+    from mapl.data.partition import Share
     from mapl.recipe import Recipe
 
 MOST_NAMED = 12
@@ -53,13 +53,13 @@ def reading(name: str = "your data") -> Iterator[None]:
 def introduced(recipe: Recipe) -> list[str]:
     """The lines about the data of a recipe; none if they are not the user's own."""
     from mapl.data.partition import partition
-    from mapl.runs.part import load_data, own_data
+    from mapl.runs.client_data import load_data, own_data
 
     if not own_data(recipe) or ":" in recipe.data.name:
         return []
     dataset = load_data(recipe)
-    shards = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
-    return [*_found(dataset, recipe), *_divided(shards, recipe, dataset.noun)]
+    shares = partition(dataset, recipe.partition, recipe.clients, recipe.seed)
+    return [*_found(dataset, recipe), *_divided(shares, recipe, dataset.noun)]
 
 
 def _found(dataset: Dataset, recipe: Recipe) -> Iterator[str]:
@@ -73,12 +73,12 @@ def _found(dataset: Dataset, recipe: Recipe) -> Iterator[str]:
         yield f"          {line}"
 
 
-def _divided(shards: Sequence[Shard], recipe: Recipe, noun: str) -> Iterator[str]:
+def _divided(shares: Sequence[Share], recipe: Recipe, noun: str) -> Iterator[str]:
     settings = recipe.partition
     how = SCHEMES[settings.scheme].format(**settings.model_dump())
-    clients = "1 client" if len(shards) == 1 else f"{len(shards)} clients"
+    clients = "1 client" if len(shares) == 1 else f"{len(shares)} clients"
     train, test = (
-        _between([len(part) for part in parts]) for parts in zip(*((s.train, s.test) for s in shards), strict=True)
+        _between([len(part) for part in parts]) for parts in zip(*((s.train, s.test) for s in shares), strict=True)
     )
     yield f"divided   among {clients} {how}: {train} training and {test} test {noun} each"
     yield "          others: --clients, --set partition.scheme=dirichlet, or --scenario (mapl data show counts them)"

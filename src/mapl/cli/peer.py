@@ -19,7 +19,7 @@ from mapl.cli.runs import RoundsJsonOption, sentences, summary
 from mapl.names import DASH, printable
 from mapl.pace import duration
 from mapl.terminal.interrupt import Interrupt, leave, stopped
-from mapl.terminal.messages import console, say, warn
+from mapl.terminal.messages import console, say
 from mapl.terminal.options import JsonOption, TrustOption
 
 app = typer.Typer(
@@ -177,7 +177,7 @@ def export_command(
     settings = read_settings(file)
     with believing(settings, trust):
         data = own_data(settings, Identity.load(settings.identity))
-        paths = export_run(settings.run, to, kind=format.value, overwrite=overwrite, warn=warn, data=data)
+        paths = export_run(settings.run, to, kind=format.value, overwrite=overwrite, data=data)
     for path in paths:
         say(f"exported: {path}")
 

@@ -14,7 +14,7 @@ from mapl.terminal.progress import Show, progress
 
 if TYPE_CHECKING:
     from mapl.recipe import Recipe
-    from mapl.runs.history import Round
+    from mapl.runs.chain import Round
     from mapl.runs.run import Observer
 
 

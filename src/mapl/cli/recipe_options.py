@@ -12,7 +12,8 @@ import typer
 from mapl.cli.named import completing
 
 if TYPE_CHECKING:
-    from mapl.recipe import Provenance, Recipe, Tree
+    from mapl.recipe import Recipe
+    from mapl.trees import Provenance, Tree
 
 RecipeArgument = Annotated[
     Path | None,
@@ -64,7 +65,8 @@ def compose_recipe(
     """The recipe of a file, with options (by the names in `KEYS`) and --set settings over it."""
     from mapl.paper.tables import resolve
     from mapl.plugins import take_as_named
-    from mapl.recipe import assignment, compose, merge, read
+    from mapl.recipe import assignment, compose, read
+    from mapl.trees import merge
 
     given = [f"{KEYS[name]}={json.dumps(value)}" for name, value in options.items() if value is not None]
     over: Tree = {}

@@ -29,11 +29,11 @@ from mapl.cli.progress import observing
 from mapl.cli.sweep import is_sweep, sweep
 from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave, stopped
-from mapl.terminal.messages import say, warn
+from mapl.terminal.messages import say
 from mapl.terminal.options import SetOption, TrustOption
 
 if TYPE_CHECKING:
-    from mapl.runs.history import Record
+    from mapl.runs.record import Record
 
 LogOption = Annotated[
     list[str] | None,
@@ -124,7 +124,7 @@ def run_command(
         )
         return
     from mapl.data.loading import keeping_data
-    from mapl.runs.part import default_name
+    from mapl.runs.client_data import default_name
     from mapl.runs.run import run
     from mapl.runs.writers import open_writers
 
@@ -184,7 +184,7 @@ def resume_command(
     [bold]mapl resume runs/mine --engine ray --shards 2[/bold]
     """
     from mapl.plugins import looking
-    from mapl.runs.history import load_recipe
+    from mapl.runs.folder import load_recipe
     from mapl.runs.run import placed, resume
     from mapl.runs.writers import open_writers
 
@@ -197,7 +197,7 @@ def resume_command(
     with stoppable(folder, again) as interrupt, observing(total, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
         record = resume(
-            folder, rounds=rounds, observers=observers, stop=interrupt, warn=warn, profile=profile, trust=trust, ray=ray
+            folder, rounds=rounds, observers=observers, stop=interrupt, profile=profile, trust=trust, ray=ray
         )
     conclude(record, as_json, profile, interrupt.status, again=again)
 
@@ -208,7 +208,7 @@ def stoppable(folder: Path, again: str = "") -> Iterator[Interrupt]:
 
     `again`: what has to be said again to resume it.
     """
-    from mapl.runs.history import RECIPE
+    from mapl.runs.folder import RECIPE
 
     interrupt = Interrupt()
     try:

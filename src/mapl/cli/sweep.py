@@ -38,7 +38,7 @@ def sweep(
 ) -> None:
     """Train every combination, with control arms, and print the compared table."""
     from mapl.analysis.sweep import plan
-    from mapl.runs.history import load
+    from mapl.runs.folder import load
 
     if name := options.pop("name"):
         out = out / name

@@ -51,7 +51,7 @@ def _watch(path: Path, trust: bool) -> Watch:
     """What to watch: a run among its neighbours, a folder of runs, or a peer."""
     from mapl.live.watch import Watch
     from mapl.peer.seen import RUN, STATUS, beside
-    from mapl.runs.history import RECIPE
+    from mapl.runs.folder import RECIPE
 
     if not path.exists():
         raise MaplError(f"there is no {str(path)!r}: name a run, a folder with runs, or a PEER.toml")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import platform
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import ray
 
 from mapl.cluster.post import Ask, Bundle, Interrupted, Request
 from mapl.cluster.shard import Built, Failed, Order, PackedFor, Process, Shard, versions
+from mapl.errors import hand_over_warnings
 
 
 class ShardActor(Shard):
@@ -21,8 +21,7 @@ class ShardActor(Shard):
     def __init__(self) -> None:
         super().__init__()
         self._warned: list[str] = []
-        warnings.simplefilter("default")
-        warnings.showwarning = lambda message, *_, **__: self._warned.append(str(message))
+        hand_over_warnings(self._warned.append)
 
     def process(self) -> Process:
         """Where it runs. Also how one asks whether it is alive."""

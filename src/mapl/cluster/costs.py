@@ -21,7 +21,8 @@ from mapl.network import nbytes
 from mapl.plugins import find
 from mapl.recipe import Recipe
 from mapl.runs.exchange import look_around
-from mapl.runs.part import build_part, last_letter
+from mapl.runs.part import build_part
+from mapl.runs.refusals import last_letter
 from mapl.runs.saving import saved_state
 
 STEPS = 2
@@ -69,8 +70,8 @@ def work_of(recipe: Recipe, data: Data) -> list[Work]:
     if isinstance(data, Mapping):
         sizes = [_own_size(data[client], held_out, client, recipe.seed) for client in range(clients)]
     else:
-        shards = partition(data, recipe.partition, clients, recipe.seed, held_out)
-        sizes = [(len(shard.train), len(shard.test)) for shard in shards]
+        shares = partition(data, recipe.partition, clients, recipe.seed, held_out)
+        sizes = [(len(share.train), len(share.test)) for share in shares]
     return [
         Work(names[kind], images_a_round(recipe.train, train), test / recipe.evaluate.every)
         for kind, (train, test) in zip(assigned, sizes, strict=True)

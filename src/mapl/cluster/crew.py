@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from mapl.cluster.actor import ShardActor
 from mapl.cluster.connection import Connection
 from mapl.cluster.packed import Packed
 from mapl.cluster.shard import Answers, Failed, Lost, Played, Process, versions
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.runs.player import CannotGoOn
 
 SOON = 2.0
@@ -46,7 +45,7 @@ class Crew:
     def reserve(self) -> list[str]:
         """Wait for room. Returns the machine of each shard."""
         if not self._room.wait(min(SOON, self.wait)):
-            warnings.warn(f"waiting up to {self.wait:g} s for room on the cluster: {self._asked()}", stacklevel=2)
+            warn(f"waiting up to {self.wait:g} s for room on the cluster: {self._asked()}")
             if not self._room.wait(self.wait):
                 raise MaplError(f"there is no room on the cluster: {self._asked()} (waited {self.wait:g} s)")
         placed = self.ray.util.placement_group_table(self._room)["bundles_to_node_id"]

@@ -24,10 +24,12 @@ from mapl.engine.workers import torch_threads
 from mapl.errors import MaplError, NotFinite
 from mapl.model import Backbone
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
-from mapl.runs.history import ClientCard, Round
-from mapl.runs.part import Architecture, Part, architectures, build_part, cards
+from mapl.runs.part import Part, build_part, cards
+from mapl.runs.record import ClientCard
+from mapl.runs.refusals import Architecture, architectures
 from mapl.runs.round import graph, play_round
 from mapl.runs.saving import restore, saved_state
 
@@ -121,7 +123,6 @@ def versions() -> tuple[tuple[str, str], ...]:
 class Shard:
     """Holds some clients. Its work is done in one thread; letters are served in others meanwhile."""
 
-    _attempt: int = 0
     _told: dict[int, bytes] = field(default_factory=dict)
     """Of every row of W that was told, a digest."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,15 @@ from torch import Tensor
 from mapl.clock import Clock
 from mapl.cluster.packed import Packed, pack, unpack
 from mapl.cluster.shard import Built, Lost, Order, Played
+from mapl.errors import warn
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
-from mapl.runs.history import ClientCard, Round
 from mapl.runs.joined import joined_line, joined_state, share_of_state
-from mapl.runs.part import check_alike
 from mapl.runs.player import CannotGoOn
+from mapl.runs.record import ClientCard
+from mapl.runs.refusals import check_alike
 from mapl.runs.saving import bytes_tensor
 
 if TYPE_CHECKING:
@@ -238,4 +239,4 @@ class Shards:
 
 def _warn(words: Sequence[str]) -> None:
     for text in dict.fromkeys(words):
-        warnings.warn(text, stacklevel=2)
+        warn(text)

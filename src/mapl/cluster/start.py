@@ -17,8 +17,9 @@ from mapl.errors import MaplError
 from mapl.model import Backbone
 from mapl.plugins import permit
 from mapl.recipe import Recipe, UnreadSettings, code_of, validated
-from mapl.runs.part import Architecture, check_alike, checked_data, load_data
+from mapl.runs.client_data import checked_data, load_data
 from mapl.runs.player import CannotGoOn, Player
+from mapl.runs.refusals import Architecture, check_alike
 
 
 def on_ray(recipe: Recipe, data: Data | None, backbones: Mapping[str, Backbone] | None) -> Player:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ def _simple(values: Array) -> Array:
         return np.array(items, str) if all(isinstance(v, str) for v in items) else values
     if values.dtype.kind in "UST":
         return values.astype(str)
-    return np.array([np.nan if _is_gap(v) else v for v in items])
+    return np.array([math.nan if _is_gap(v) else v for v in items])
 
 
 def _is_gap(value: Any) -> bool:

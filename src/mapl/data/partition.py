@@ -96,7 +96,7 @@ class PartitionSettings(BaseModel):
 
 
 @dataclass(frozen=True)
-class Shard:
+class Share:
     """What one client has: indices into the data set's training and test images."""
 
     cluster: int
@@ -129,21 +129,21 @@ def cluster_classes(settings: PartitionSettings, classes: int) -> list[tuple[int
 
 def partition(
     dataset: Dataset, settings: PartitionSettings, clients: int, seed: int, held_out: float = 0.0
-) -> list[Shard]:
-    """One shard per client. If a class has too few images, the error says which class and how many are missing.
+) -> list[Share]:
+    """One share per client. If a class has too few images, the error says which class and how many are missing.
 
     held_out: the share of each client's training images that it keeps out of training.
     """
     divide = _by_scenario if settings.scheme == "scenario" else _by_scheme
-    shards = divide(dataset, settings, clients, seed)
+    shares = divide(dataset, settings, clients, seed)
     if held_out:
-        shards = [_hold_out(shard, dataset, held_out, client, seed) for client, shard in enumerate(shards)]
-    return _pooled(shards) if settings.pooled else shards
+        shares = [_hold_out(share, dataset, held_out, client, seed) for client, share in enumerate(shares)]
+    return _pooled(shares) if settings.pooled else shares
 
 
-def _hold_out(shard: Shard, dataset: Dataset, share: float, client: int, seed: int) -> Shard:
-    held = draw_held_out(dataset.train.labels[shard.train], share, client, seed)
-    return replace(shard, train=shard.train[~held], held=shard.train[held])
+def _hold_out(share: Share, dataset: Dataset, held_out: float, client: int, seed: int) -> Share:
+    held = draw_held_out(dataset.train.labels[share.train], held_out, client, seed)
+    return replace(share, train=share.train[~held], held=share.train[held])
 
 
 def draw_held_out(labels: Tensor, share: float, client: int, seed: int, purpose: str = "held out") -> Tensor:
@@ -175,16 +175,16 @@ def divided(samples: S, where: str) -> tuple[S, S]:
     return samples.take(torch.nonzero(~test).flatten()), samples.take(torch.nonzero(test).flatten())
 
 
-def _pooled(shards: Sequence[Shard]) -> list[Shard]:
-    """The shards with the training images of their whole clusters, one tensor per cluster, client after client.
+def _pooled(shares: Sequence[Share]) -> list[Share]:
+    """The shares with the training images of their whole clusters, one tensor per cluster, client after client.
 
     An image that two clients have is there twice: the clients together would see it twice, too. What a client holds
     out it also leaves out of the pool, if another client has the same image.
     """
     together: dict[int, Tensor] = {}
-    for cluster in {shard.cluster for shard in shards}:
-        together[cluster] = torch.cat([shard.train for shard in shards if shard.cluster == cluster])
-    return [replace(shard, train=_without(together[shard.cluster], shard.held)) for shard in shards]
+    for cluster in {share.cluster for share in shares}:
+        together[cluster] = torch.cat([share.train for share in shares if share.cluster == cluster])
+    return [replace(share, train=_without(together[share.cluster], share.held)) for share in shares]
 
 
 def _without(images: Tensor, held: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def _without(images: Tensor, held: Tensor) -> Tensor:
     return images[~found] if found.any() else images
 
 
-def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
+def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Share]:
     """The paper's scenarios: each client takes images of the classes of its cluster."""
     if settings.clusters > clients:
         raise MaplError(
@@ -203,22 +203,22 @@ def _by_scenario(dataset: Dataset, settings: PartitionSettings, clients: int, se
     clusters = cluster_of(settings, clients)
     train = _Dealer("training", dataset.train.labels, dataset.classes, settings, seed)
     test = _Dealer("test", dataset.test.labels, dataset.classes, settings, seed)
-    shards = []
+    shares = []
     for client, cluster in enumerate(clusters):
         held = by_cluster[cluster]
         shots = _draw_shots(settings, client, len(held), seed)
         tests = torch.cat([_deal_test(test, client, k, settings.test_shots) for k in held])
         if not len(tests):
             raise MaplError(f"data set {dataset.name!r} has no test images of client {client}'s classes {held}")
-        shards.append(
-            Shard(
+        shares.append(
+            Share(
                 cluster=cluster,
                 classes=held,
                 train=torch.cat([train.deal(client, k, n, settings.stride) for k, n in zip(held, shots, strict=True)]),
                 test=tests,
             )
         )
-    return shards
+    return shares
 
 
 def cluster_of(settings: PartitionSettings, clients: int) -> list[int]:
@@ -234,15 +234,15 @@ def cluster_of(settings: PartitionSettings, clients: int) -> list[int]:
     return [cluster for cluster, size in enumerate(sizes) for _ in range(size)]
 
 
-def other_tests(dataset: Dataset, shard: Shard) -> Tensor:
+def other_tests(dataset: Dataset, share: Share) -> Tensor:
     """The test images of a client's classes that are not among its own, in the order of the data set."""
     labels = dataset.test.labels
-    others = torch.isin(labels, torch.tensor(shard.classes))
-    others[shard.test] = False
+    others = torch.isin(labels, torch.tensor(share.classes))
+    others[share.test] = False
     return torch.nonzero(others).flatten()
 
 
-def _by_scheme(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Shard]:
+def _by_scheme(dataset: Dataset, settings: PartitionSettings, clients: int, seed: int) -> list[Share]:
     """Test images come from the classes of a client's training images, unless a file names them."""
     found = _divide(dataset, settings, clients, seed)
     held = [tuple(torch.unique(dataset.train.labels[indices]).tolist()) for indices in found["train"]]
@@ -263,7 +263,7 @@ def _by_scheme(dataset: Dataset, settings: PartitionSettings, clients: int, seed
     groups = {classes: number for number, classes in enumerate(dict.fromkeys(held))}
     clustered = settings.scheme in ("shards", "file")
     return [
-        Shard(groups[classes] if clustered else 0, classes, train, test)
+        Share(groups[classes] if clustered else 0, classes, train, test)
         for classes, train, test in zip(held, found["train"], tests, strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -181,5 +182,5 @@ def loss_terms(method: Method[Any], client: Client, images: Tensor, labels: Tens
 def check_finite(client: Client, round: int, losses: dict[str, float]) -> None:
     """Stop the run when a loss is not finite. The round, which knows the whole recipe, adds why."""
     for name, value in losses.items():
-        if not abs(value) < float("inf"):
+        if not abs(value) < math.inf:
             raise NotFinite(f"the {name} loss of client {client.id} became {value} in round {round}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from importlib.util import find_spec
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from mapl.engine._base import Engine
 from mapl.engine.eager import EagerEngine
 from mapl.engine.settings import EngineSettings
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 
 
 def find_device(settings: EngineSettings) -> torch.device:
@@ -34,7 +33,7 @@ def find_engine(settings: EngineSettings, device: torch.device) -> type[Engine]:
     if find_spec("triton") is None:
         if settings.kind == "grouped":
             raise MaplError("engine.kind: got 'grouped', but Triton is not installed: pip install triton")
-        warnings.warn("without Triton a GPU trains one client after another: pip install triton", stacklevel=2)
+        warn("without Triton a GPU trains one client after another: pip install triton", once=True)
         return EagerEngine
     from mapl.engine.cuda import GroupedEngine  # Triton, which only a GPU needs
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import random
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mapl.client import Client
+from mapl.errors import warn
 from mapl.keys import SHARED
 from mapl.methods._base import Method
 from mapl.model import PROJECTOR, ClientModel
@@ -106,4 +106,4 @@ def say_who_takes_turns(method: Method[Any], clients: Sequence[Client]) -> None:
     else:
         who = f"clients with the backbone {' or '.join(sorted({client.backbone for client in clients}))}"
         why = "it draws random numbers in training, as dropout does, or cannot be tried"
-    warnings.warn(f"{who} train one after another on the CPU: {why}", stacklevel=2)
+    warn(f"{who} train one after another on the CPU: {why}", once=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mapl.runs.chain import Entry, Round, follows
-from mapl.runs.history import HISTORY, RECIPE, Record, intact_times, load, read_times, seconds_of
+from mapl.runs.folder import HISTORY, RECIPE, intact_times, load, read_times, seconds_of
+from mapl.runs.record import Record
 
 Mark = tuple[int, int]
 """Says whether a file is still the same one: its number on disk, and when it was last changed."""

@@ -12,7 +12,7 @@ from mapl.errors import MaplError
 from mapl.names import printable
 from mapl.recipe import Recipe, has_letters
 from mapl.runs.graph import ROWS, Row
-from mapl.runs.history import ClientCard, Record
+from mapl.runs.record import ClientCard, Record
 
 Tree = dict[str, Any]
 
@@ -40,14 +40,14 @@ def still(record: Record, names: Mapping[int, str] | None = None, title: str = "
         "kinds": [{"label": class_words(classes), "number": number} for classes, number in kinds.items()],
         "many": len(kinds) > KINDS,
         "clients": [
-            _client(i, cards.get(i), list(kinds), printable(names.get(i, f"client {i}")))
+            _client(cards.get(i), list(kinds), printable(names.get(i, f"client {i}")))
             for i in range(record.recipe.clients)
         ],
         "settings": settings(record.recipe),
     }
 
 
-def _client(number: int, card: ClientCard | None, kinds: Sequence[tuple[int, ...]], name: str) -> Tree:
+def _client(card: ClientCard | None, kinds: Sequence[tuple[int, ...]], name: str) -> Tree:
     if card is None:
         return {"name": name, "kind": None}
     return {

@@ -15,7 +15,7 @@ from mapl.analysis.control import is_ceiling, is_control, twins
 from mapl.errors import MaplError
 from mapl.names import printable
 from mapl.recipe import Recipe, has_letters
-from mapl.runs.history import CLIENTS, HISTORY, RECIPE, load_recipe, read_cards
+from mapl.runs.folder import CLIENTS, HISTORY, RECIPE, load_recipe, read_cards
 
 DEPTH = 4
 """How many folders deep runs are looked for."""

@@ -13,7 +13,8 @@ from mapl.live import scene
 from mapl.live.follow import Follower
 from mapl.live.shelf import Shelf, state, table
 from mapl.plugins import looking
-from mapl.runs.history import HISTORY, RECIPE, Record
+from mapl.runs.folder import HISTORY, RECIPE
+from mapl.runs.record import Record
 
 Tree = dict[str, Any]
 Beside = Callable[[Path], Mapping[str, Any] | None]

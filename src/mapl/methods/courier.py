@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from mapl.client import Client, Peers, Server
 from mapl.clock import part
+from mapl.errors import warn
 from mapl.kinship import circle_weights, direction, kept, update_of
 from mapl.losses import cross_entropy, distillation
 from mapl.methods._circles import Circles, Pair, groups
@@ -226,10 +226,10 @@ class Courier(WithCourier[CourierSettings]):
         misfits = inbox.select(~torch.tensor(fits))
         client.state[MISFITS] += len(misfits)
         meet(client, misfits)  # with weight 0: they are not asked in every round
-        warnings.warn(
+        warn(
             f"client {client.id} leaves out the letters of clients {misfits.senders.tolist()}: their couriers "
             "differ from its own in shape. All clients need the same method.courier and method.features",
-            stacklevel=2,
+            once=True,
         )
         return inbox.select(torch.tensor(fits))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -96,6 +97,6 @@ def raw_contrastive(embedding: Tensor, labels: Tensor, temperature: float) -> Te
     others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positives = (labels[:, None] == labels[None, :]) & others
     products = embedding @ embedding.T / temperature
-    log_probability = products - products.masked_fill(~others, -torch.inf).logsumexp(dim=1, keepdim=True)
+    log_probability = products - products.masked_fill(~others, -math.inf).logsumexp(dim=1, keepdim=True)
     summed = (log_probability * positives).sum(dim=1) / positives.sum(dim=1).clamp(min=1)
     return -temperature / BASE_TEMPERATURE * summed.mean()

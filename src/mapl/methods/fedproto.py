@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -107,6 +108,6 @@ class FedProto(Centralised[FedProtoSettings]):
         if self.settings.inference == "head":
             return by_head
         known = client.state["known"] > 0
-        by_prototype = -torch.cdist(embedding, client.state["prototypes"]).masked_fill(~known, torch.inf)
+        by_prototype = -torch.cdist(embedding, client.state["prototypes"]).masked_fill(~known, math.inf)
         # Before the first letter no class has a prototype. `where` runs on the device, so nothing waits for a value.
         return torch.where(known.any(), by_prototype, by_head)

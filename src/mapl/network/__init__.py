@@ -10,7 +10,6 @@ from mapl.network.inspection import inspect
 from mapl.network.ledger import Ledger
 from mapl.network.letter import (
     MOST,
-    VERSION,
     Letter,
     LetterError,
     Schema,
@@ -25,7 +24,6 @@ from mapl.network.memory import MemoryPost
 from mapl.network.noise import Noise, NoiseSettings, find_noise
 from mapl.network.participation import JoinersSettings, same_since, taking_part
 from mapl.network.reading import decode
-from mapl.network.refused import Refused
 from mapl.network.topology import TOPOLOGIES, Topology, TopologySettings
 from mapl.network.transport import THIS_ROUND, Mail, Rounds, Transport
 
@@ -33,7 +31,6 @@ __all__ = [
     "MOST",
     "THIS_ROUND",
     "TOPOLOGIES",
-    "VERSION",
     "Choice",
     "CompressSettings",
     "Compressor",
@@ -48,7 +45,6 @@ __all__ = [
     "MemoryPost",
     "Noise",
     "NoiseSettings",
-    "Refused",
     "Rounds",
     "Schema",
     "Spec",

@@ -6,6 +6,7 @@ from the GPU per delivery. What a reader leaves out depends on its own inbox alo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -230,7 +231,7 @@ def _tell_overflow(shelf: Shelf, number: int, norms: Numbers) -> None:
     if len(letters):
         stack, rows = shelf.stacks[number], shelf.row_of[torch.from_numpy(letters)]
         whole = stack[rows.to(stack.device)].flatten(1).isfinite().all(1).cpu().numpy()
-        norms[letters] = np.where(whole, np.inf, np.nan)
+        norms[letters] = np.where(whole, math.inf, math.nan)
 
 
 def _forms(schema: Schema) -> tuple[Mapping[str, Spec], ...]:

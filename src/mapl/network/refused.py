@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 
+from mapl.errors import warn
 from mapl.network.letter import LetterError, Reason
 
 Counts = dict[int, dict[str, int]]
@@ -26,7 +26,7 @@ class Refused:
         reasons[reason] = reasons.get(reason, 0) + 1
         if reason not in self._explained:
             self._explained.add(reason)
-            warnings.warn(f"a letter is left out: {sentence}", stacklevel=2)
+            warn(f"a letter is left out: {sentence}", once=True)
 
     def add_error(self, sender: int, error: LetterError) -> None:
         """Count a letter that could not be written or read."""
@@ -48,9 +48,13 @@ def added(one: Counts, other: Counts | None) -> Counts:
     return {sender: dict(sorted(result[sender].items())) for sender in sorted(result)}
 
 
-def in_words(counts: Counts, most: int = 5) -> str:
+NAMED = 5
+"""How many senders a sentence names."""
+
+
+def in_words(counts: Counts) -> str:
     """The senders with the most such letters, each with its reasons."""
     ranking = sorted(counts, key=lambda sender: -sum(counts[sender].values()))
-    texts = [f"{s} ({', '.join(f'{r}: {n:,}' for r, n in counts[s].items())})" for s in ranking[:most]]
-    more = f" and {len(ranking) - most:,} more" if len(ranking) > most else ""
+    texts = [f"{s} ({', '.join(f'{r}: {n:,}' for r, n in counts[s].items())})" for s in ranking[:NAMED]]
+    more = f" and {len(ranking) - NAMED:,} more" if len(ranking) > NAMED else ""
     return f"those of sender {', '.join(texts)}{more}"

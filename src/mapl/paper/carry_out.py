@@ -19,8 +19,10 @@ from mapl.paper.plan import Work
 from mapl.paper.store import Store
 from mapl.paper.summary import summarise
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.files import only_writer
-from mapl.runs.history import RECIPE, Record, Round, load_recipe, write_recipe
+from mapl.runs.folder import RECIPE, load_recipe, write_recipe
+from mapl.runs.record import Record
 from mapl.runs.run import Observer, resume, run
 
 
@@ -61,7 +63,6 @@ def carry_out(
     *,
     watch: Watcher = lambda moment: None,
     stop: Callable[[], bool] = lambda: False,
-    warn: Callable[[str], None] = lambda message: None,
 ) -> bool:
     """Run what is not in the store yet, one after another. Returns whether everything is there now.
 
@@ -71,7 +72,7 @@ def carry_out(
     def agenda(store: Store, rates: Rates) -> list[Work]:
         return [work for work in works if work.key not in store]
 
-    return follow(agenda, store, watch=watch, stop=stop, warn=warn)
+    return follow(agenda, store, watch=watch, stop=stop)
 
 
 Agenda = Callable[[Store, Rates], Sequence[Work]]
@@ -84,7 +85,6 @@ def follow(
     *,
     watch: Watcher = lambda moment: None,
     stop: Callable[[], bool] = lambda: False,
-    warn: Callable[[str], None] = lambda message: None,
 ) -> bool:
     """Run the first of the agenda until it is empty. Returns false if `stop` came before that."""
     _sweep(store)
@@ -95,7 +95,7 @@ def follow(
             if stop():
                 return False
             work, progress = left[0], _Progress(done, left, rates, watch)
-            record = _run(work, store.running(work.key), progress, stop, warn)
+            record = _run(work, store.running(work.key), progress, stop)
             if not record.finished:
                 return False
             stored = summarise(work, record, progress.setup)
@@ -135,14 +135,14 @@ class _Progress:
         self.watch(Moment(this, self.done + 1, self.done + len(self.agenda), played, left, over))
 
 
-def _run(work: Work, folder: Path, observer: Observer, stop: Callable[[], bool], warn: Callable[[str], None]) -> Record:
+def _run(work: Work, folder: Path, observer: Observer, stop: Callable[[], bool]) -> Record:
     """Start a run, or continue it from its checkpoint."""
     if not (folder / RECIPE).exists():
         return run(work.recipe, folder, observers=[observer], stop=stop, overwrite=True)
     if load_recipe(folder).fingerprint() == work.recipe.fingerprint():
         # The same run, but the device or the folder of the data may have changed.
         write_recipe(folder, work.recipe)
-    return resume(folder, observers=[observer], stop=stop, warn=warn)
+    return resume(folder, observers=[observer], stop=stop)
 
 
 def _sweep(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.pace import duration
 from mapl.paper.tables import FURTHER, TABLES, cells
 from mapl.terminal.interrupt import Interrupt, stopped
-from mapl.terminal.messages import say, warn
+from mapl.terminal.messages import say
 from mapl.terminal.options import JsonOption, SetOption
 from mapl.terminal.progress import progress
 
@@ -110,7 +111,7 @@ def reproduce_command(
         _say_plan(works, store, as_json)
         if table == "complexity":  # no run: two rounds of letters, without training
             complexity.write(out, complexity.measure())
-        end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
+        end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else math.inf
         interrupt = Interrupt()
         whole = _carry_out(works, store, end, as_json, interrupt)
         if table in TABLES or table == FURTHER:
@@ -138,13 +139,13 @@ def _next(
     if plan_only:
         _say_stages(queue, Store(out), budget_minutes, as_json)
         return
-    end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else float("inf")
+    end = time.monotonic() + 60 * budget_minutes if budget_minutes is not None else math.inf
     with opened(out) as store:
         _say_stages(queue, store, budget_minutes, as_json)
         interrupt = Interrupt()
         with interrupt, _watching(as_json) as watch:
             agenda = queue.agenda(lambda: end - time.monotonic())
-            follow(agenda, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=warn)
+            follow(agenda, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end)
         if not as_json:
             _say_filled(store, len(queue.left(store)))
         if page:
@@ -257,7 +258,7 @@ def _carry_out(works: Sequence[Work], store: Store, end: float, as_json: bool, i
     from mapl.paper.carry_out import carry_out
 
     with interrupt, _watching(as_json) as watch:
-        return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end, warn=warn)
+        return carry_out(works, store, watch=watch, stop=lambda: interrupt() or time.monotonic() >= end)
 
 
 @contextmanager

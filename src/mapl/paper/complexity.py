@@ -17,12 +17,14 @@ import torch
 from mapl.data.dataset import Dataset, Images
 from mapl.methods._mixing import flatten
 from mapl.network import Inbox, Mail, MemoryPost
+from mapl.paper import protocol
 from mapl.paper.tables import BACKBONES, METHODS, PROTOCOL
-from mapl.recipe import Recipe, Tree, merge
+from mapl.recipe import Recipe
 from mapl.runs.exchange import look_around
 from mapl.runs.files import write_aside
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import exchange
+from mapl.trees import Tree, merge
 
 CLIENTS = 4
 CLASSES = 10
@@ -95,9 +97,9 @@ class Cost:
         """Whether a round after the warm-up sends as many numbers as the paper's formula says."""
         return self.predicted == self.later.numbers
 
-    def run_bytes(self, clients: int = 20, rounds: int = 400) -> int:
+    def run_bytes(self) -> int:
         """The paper's formula for a whole run of the paper's size, in bytes of numbers."""
-        return 4 * rounds * _evaluate(self.method, {**self.sizes, **_network(clients)})
+        return 4 * protocol.ROUNDS * _evaluate(self.method, {**self.sizes, **_network(protocol.CLIENTS)})
 
 
 def measure(methods: Iterable[str] = tuple(FORMULAS)) -> list[Cost]:

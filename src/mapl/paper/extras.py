@@ -14,8 +14,8 @@ from torch import Tensor
 from mapl.analysis.embedding import alignment, in_the_plane, sample
 from mapl.collaboration import head_similarity
 from mapl.losses import Form, unit_rows
-from mapl.runs.history import Record
 from mapl.runs.part import Part
+from mapl.runs.record import Record
 
 Extra = Literal["heads", "distribution", "embedding"]
 

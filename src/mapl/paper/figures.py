@@ -11,7 +11,8 @@ from mapl.paper.extras import Extra
 from mapl.paper.protocol import FORMS
 from mapl.paper.store import Store, StoredRun
 from mapl.paper.tables import cells, find_cell
-from mapl.recipe import Recipe, Tree, compose, merge
+from mapl.recipe import Recipe, compose
+from mapl.trees import Tree, merge
 
 GRAPH_ROUNDS = (0, 49, 99, 100, 109, 199)
 """Rounds, counted from 0, whose W is kept beside the last: the first, the paper's T = 50, the last of the warm-up, one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -124,7 +125,9 @@ def squares(results: Sequence[CellResult]) -> Figure:
         around_zero = colours != "viridis_r"
         most = max(1.0, float(np.nanmax(np.abs(grid)))) if np.isfinite(grid).any() else 1.0
         scale = TwoSlopeNorm(0, -most, most) if around_zero else Normalize(0, most)
-        panel.pcolormesh(np.where(seen, 0.0, np.nan), cmap="Greys", vmin=-1, vmax=4, edgecolors="white", linewidth=0.7)
+        panel.pcolormesh(
+            np.where(seen, 0.0, math.nan), cmap="Greys", vmin=-1, vmax=4, edgecolors="white", linewidth=0.7
+        )
         mesh = panel.pcolormesh(grid, cmap=colours, norm=scale, edgecolors="white", linewidth=0.7)
         panel.set_title(plain(f"{title} (points)"), fontsize=9, loc="left", color=INK)
         panel.set_xticks([start for start, _ in starts], [name for _, name in starts], fontsize=8, ha="left")
@@ -157,7 +160,7 @@ def _grid(by_name: dict[str, CellResult], value: Value) -> tuple[np.ndarray, np.
             places.append((x + row, columns.index(axis_value(cell, layout.column)), cell))
         starts.append((float(x), name if len(rows) > 7 else name.replace("_", "\n")))
         x, height = x + len(rows) + 1, max(height, len(columns))
-    grid, seen = np.full((height, x), np.nan), np.zeros((height, x), dtype=bool)
+    grid, seen = np.full((height, x), math.nan), np.zeros((height, x), dtype=bool)
     for column, row, cell in places:
         seen[row, column] = True
         if (result := by_name.get(cell.name)) is not None and (number := value(result)) is not None:

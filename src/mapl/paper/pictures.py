@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -123,7 +124,7 @@ def _distribution(drawn: Figure, axes: Axes, run: StoredRun) -> None:
 def _similarity(drawn: Figure, axes: Axes, similarity: Tensor, clusters: Sequence[int], title: str) -> None:
     order = maps.by_cluster(clusters)
     values = maps.arranged(similarity, order)
-    np.fill_diagonal(values, np.nan)
+    np.fill_diagonal(values, math.nan)
     top = float(np.nanmax(np.abs(values)))
     # Orange and purple are safe for colour-blind readers; white is 0.
     axes.set_facecolor(FAINT)

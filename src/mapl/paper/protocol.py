@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from mapl.errors import MaplError, unknown
 from mapl.paper.tables import PROTOCOL, Cell
-from mapl.recipe import Recipe, Tree, assignment, compose, merge
+from mapl.recipe import Recipe, assignment, compose
+from mapl.trees import Tree, merge
 
 ROUNDS = int(PROTOCOL["rounds"])
 CLIENTS = 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -19,9 +18,10 @@ import torch
 from torch import Tensor
 
 from mapl.analysis.control import control_of
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.plugins import looking
-from mapl.recipe import Recipe, Tree, has_letters, validated
+from mapl.recipe import Recipe, has_letters, validated
+from mapl.trees import Tree
 
 NO_SHARE = -1.0
 """What a line has for a share that does not exist."""
@@ -132,7 +132,7 @@ class Store:
                 try:
                     self.runs.setdefault(_key_today(run), run)
                 except MaplError as error:  # a setting or method that no longer exists
-                    warnings.warn(f"results store {str(path)!r}: {run.cell} is left out ({error})", stacklevel=2)
+                    warn(f"results store {str(path)!r}: {run.cell} is left out ({error})", once=True)
 
     def __contains__(self, key: str) -> bool:
         return key in self.runs

@@ -15,8 +15,9 @@ from mapl.paper.machine import device_name, precision, versions
 from mapl.paper.plan import Work
 from mapl.paper.protocol import form_of
 from mapl.paper.store import NO_SHARE, StoredRun, sparse
-from mapl.runs.history import Record, Round
-from mapl.runs.part import own_data
+from mapl.runs.chain import Round
+from mapl.runs.client_data import own_data
+from mapl.runs.record import Record
 from mapl.runs.run import restored_part
 
 

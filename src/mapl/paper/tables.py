@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from mapl.errors import unknown
 
 if TYPE_CHECKING:  # recipes bring torch, and a list of the cells needs neither
-    from mapl.recipe import Recipe, Tree
+    from mapl.recipe import Recipe
+    from mapl.trees import Tree
 
 PREFIX = "paper:"
 """How the command line names a cell of the paper."""
@@ -164,7 +165,8 @@ class Cell:
         The run is named after the cell, its seed, and its topology if that is not the full mesh. So seeds and control
         arms have folders of their own.
         """
-        from mapl.recipe import assignment, merge
+        from mapl.recipe import assignment
+        from mapl.trees import merge
 
         tree = merge(PROTOCOL, {"model": {"backbones": list(BACKBONES[self.models])}, "method": METHODS[self.method]})
         for key, value in self._settings():

@@ -11,8 +11,9 @@ from mapl.peer.identity import Identity
 from mapl.peer.process import Say, believing, own_data, own_recipe, shared_recipe
 from mapl.peer.settings import PeerSettings
 from mapl.recipe import NOBODY
-from mapl.runs.history import RECIPE, Record, load
+from mapl.runs.folder import RECIPE, load
 from mapl.runs.part import build_part
+from mapl.runs.record import Record
 from mapl.runs.run import Observer, resume_part, run_part
 
 FOLDER = "alone"
@@ -33,7 +34,7 @@ def run_alone(
         part = build_part(recipe, own_data(settings, identity), holds=[identity.number])
         folder = _folder(settings)
         if (folder / RECIPE).exists():
-            return resume_part(part, folder, observers=observers, stop=stop, warn=say)
+            return resume_part(part, folder, observers=observers, stop=stop)
         return run_part(part, folder, observers=observers, stop=stop)
 
 

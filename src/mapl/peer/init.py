@@ -27,9 +27,10 @@ from mapl.peer.names import check_address, join_address, split_address
 from mapl.peer.own import fitted, load_own
 from mapl.peer.process import believing, own_recipe, shared_recipe
 from mapl.peer.settings import VERSION, NetSection, PeerSettings, settings_of, to_toml
-from mapl.recipe import Recipe, Tree, has_letters
+from mapl.recipe import Recipe, has_letters
 from mapl.runs.files import write_aside
 from mapl.runs.part import Part, build_part
+from mapl.trees import Tree
 
 
 @dataclass(frozen=True)

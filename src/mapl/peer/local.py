@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +21,9 @@ from mapl.peer.enrolment import Enrolment
 from mapl.peer.invitations import Invitation
 from mapl.peer.joining import join
 from mapl.peer.settings import to_toml
-from mapl.recipe import Recipe, Tree, merge
+from mapl.recipe import Recipe
 from mapl.runs.files import write_aside
+from mapl.trees import Tree, merge
 
 HOST = "127.0.0.1"
 PEER = "PEER.toml"
@@ -154,6 +156,7 @@ def _work(path: Path, first: Callable[[int], object] | None, number: int) -> Non
     from mapl.peer.process import run_peer
     from mapl.peer.settings import read_settings
     from mapl.terminal.interrupt import Interrupt
+    from mapl.terminal.messages import show_warning
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     interrupt = Interrupt()
@@ -161,6 +164,7 @@ def _work(path: Path, first: Callable[[int], object] | None, number: int) -> Non
     log = os.open(path.parent / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):  # also for what libraries print
         os.dup2(log, stream)
+    warnings.showwarning = show_warning
     try:
         # The recipe is that of whoever made this network, on this machine.
         run_peer(read_settings(path), stop=interrupt, say=lambda text: print(text, flush=True), trust=True)

@@ -27,11 +27,14 @@ from mapl.peer.settings import PeerSettings
 from mapl.peer.status import Status, serving_metrics
 from mapl.peer.wire import ZenohWire
 from mapl.plugins import looking, take_as_named
-from mapl.recipe import Recipe, flat, method_class
+from mapl.recipe import Recipe, method_class
+from mapl.runs.chain import Round
 from mapl.runs.exchange import LARGEST
-from mapl.runs.history import RECIPE, Record, Round, load
+from mapl.runs.folder import RECIPE, load
 from mapl.runs.part import Part, build_part, with_digests
+from mapl.runs.record import Record
 from mapl.runs.run import Observer, resume_part, run_part
+from mapl.trees import flat
 
 SECRET = "noise.key"
 """The key of the noise on this peer's letters. It never leaves the peer."""
@@ -104,7 +107,7 @@ def _run(
         watching = [status.observe, look_again, *observers]
         try:
             if begun:
-                record = resume_part(part, folder, observers=watching, stop=stop, warn=say, durable=True)
+                record = resume_part(part, folder, observers=watching, stop=stop, durable=True)
             else:
                 record = run_part(part, folder, observers=watching, stop=stop, durable=True)
         except Stopped:

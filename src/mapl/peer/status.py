@@ -22,7 +22,7 @@ from mapl.peer.seen import STATUS
 from mapl.peer.settings import PeerSettings
 from mapl.peer.wire import ZenohWire
 from mapl.recipe import Recipe
-from mapl.runs.history import Round
+from mapl.runs.chain import Round
 from mapl.runs.part import Part
 
 

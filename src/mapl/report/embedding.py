@@ -17,8 +17,8 @@ from mapl.data.loading import GIVEN_IN_PYTHON
 from mapl.errors import MaplError
 from mapl.report.drawing import INK, beside, tidy
 from mapl.report.lines import PALETTE
-from mapl.runs.history import Record
 from mapl.runs.part import Part
+from mapl.runs.record import Record
 from mapl.runs.run import restored_part
 
 MARKERS = "o^sDvP*X<>"

@@ -18,7 +18,7 @@ from mapl.recipe import Recipe
 from mapl.report.curves import graph_start
 from mapl.report.lines import Line
 from mapl.report.text import count, listing, percent
-from mapl.runs.history import Record, share_of_network
+from mapl.runs.record import Record, share_of_network
 
 
 def title(lines: Sequence[Line]) -> str:

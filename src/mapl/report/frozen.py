@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from mapl.report.document import Scene
 from mapl.report.lines import Line
 from mapl.report.text import count
 from mapl.runs.graph import Row
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 Tree = dict[str, Any]
 Thing = TypeVar("Thing")
@@ -139,7 +140,7 @@ def strongest(row: Row, client: int, most: int) -> Row:
     """The client's weight for itself, and its largest ones for others, so many in all; in the order of the row."""
     if len(row.ids) <= most:
         return row
-    rank = np.argsort(np.where(row.ids == client, -np.inf, -row.weights), kind="stable")
+    rank = np.argsort(np.where(row.ids == client, -math.inf, -row.weights), kind="stable")
     kept = np.sort(rank[:most])
     return Row(row.ids[kept], row.weights[kept])
 

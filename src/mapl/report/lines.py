@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mapl.analysis.compare import Arm, compare, group
 from mapl.errors import MaplError
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 Numbers = NDArray[np.float64]
 

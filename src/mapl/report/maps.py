@@ -18,7 +18,7 @@ from mapl.analysis.clusters import class_overlap, first_mixed, share_inside
 from mapl.report.drawing import FAINT, INK, beside, figure, is_narrow, tidy
 from mapl.report.lines import PALETTE
 from mapl.report.text import percent
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 GREYS = LinearSegmentedColormap.from_list("greys", ["#FFFFFF", "#5F5F5F"])
 LABELLED = 24

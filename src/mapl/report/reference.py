@@ -21,8 +21,9 @@ import mapl.methods
 from mapl.data.partition import SCENARIOS
 from mapl.network import TOPOLOGIES
 from mapl.plugins import known, summary
-from mapl.recipe import Recipe, flat, settings_class
+from mapl.recipe import Recipe, settings_class
 from mapl.report.markdown import markdown_table
+from mapl.trees import flat
 
 INTRODUCTION = """\
 # The recipe

@@ -14,7 +14,7 @@ from mapl.report.frozen import frozen
 from mapl.report.lines import Line, lines, loss_terms, most_interesting
 from mapl.report.text import count, listing
 from mapl.report.write import write_document
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 GRAPHS = 4
 """Arms whose graph is drawn; each needs a t-SNE, which takes seconds."""

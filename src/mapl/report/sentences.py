@@ -19,7 +19,7 @@ from mapl.report.curves import mesh, term_name
 from mapl.report.embedding import Embedding
 from mapl.report.lines import Line, loss_curve, loss_terms, most_interesting
 from mapl.report.text import count, listing, percent
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 ARMS_EXPLAINED = (
     "The collaboration gain is an arm's accuracy minus that of its control, in percentage points. The control is the "

@@ -15,7 +15,7 @@ from mapl.report.document import Entry, Table
 from mapl.report.lines import Line
 from mapl.report.sentences import gain_cell
 from mapl.report.text import percent, ranges
-from mapl.runs.history import Record
+from mapl.runs.record import Record
 
 MOST_CLIENTS = 200
 """Clients that the table of clients lists."""

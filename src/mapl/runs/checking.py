@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -155,7 +156,7 @@ def _not_finite(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     if not floats:
         return
-    largest = torch.stack([norm.double() for norm in torch._foreach_norm(list(floats.values()), torch.inf)])
+    largest = torch.stack([norm.double() for norm in torch._foreach_norm(list(floats.values()), math.inf)])
     for number in (~largest.isfinite()).nonzero().flatten().tolist():
         name = list(floats)[number]
         if largest[number].isnan() or not (name.startswith("server.") or ".state." in name):

@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.runs.files import sync, write_parts
 
 FOLDER = "checkpoints"
@@ -278,10 +278,8 @@ def _header(tensors: Mapping[str, Tensor], groups: Mapping[torch.dtype, list[str
     return len(text).to_bytes(8, "little") + text
 
 
-def latest(
-    run: Path, warn: Callable[[str], None], unfit: Callable[[Checkpoint], str] = lambda saved: ""
-) -> Checkpoint | None:
-    """The newest whole checkpoint. A damaged one is reported to `warn`, and the one before it is tried.
+def latest(run: Path, unfit: Callable[[Checkpoint], str] = lambda saved: "") -> Checkpoint | None:
+    """The newest whole checkpoint. A warning names a damaged one, and the one before it is tried.
 
     So is one that does not fit the run's other files: `unfit` says why, or nothing.
     """

@@ -13,8 +13,9 @@ from mapl.client import Client
 from mapl.data.kinds import Augmenting
 from mapl.errors import NotFinite
 from mapl.network import Inbox
-from mapl.recipe import Recipe, flat
+from mapl.recipe import Recipe
 from mapl.runs.part import Part
+from mapl.trees import flat
 
 LARGEST_PIXEL = 1e4
 """Normalised images usually stay within ±10. The smallest std that a reader computes, one grey level, makes it 255."""

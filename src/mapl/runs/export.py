@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from mapl.client import Client
 from mapl.data.samples import Samples
-from mapl.errors import MaplError, unknown
+from mapl.errors import MaplError, unknown, warn
 from mapl.methods._base import Method
 from mapl.model import Backbone, find_backbone, make_backbone
 from mapl.plugins import looking
+from mapl.runs.chain import Round
 from mapl.runs.files import write_aside
-from mapl.runs.history import Round, load, share_of_network
+from mapl.runs.folder import load
 from mapl.runs.part import Part
+from mapl.runs.record import share_of_network
 from mapl.runs.run import restored_part
 from mapl.shape import Shape
 
@@ -99,7 +101,6 @@ def export_run(
     *,
     pixels: Pixels = "uint8",
     overwrite: bool = False,
-    warn: Callable[[str], None] = lambda message: None,
     trust: bool = False,
     data: Any = None,
 ) -> list[Path]:
@@ -120,7 +121,7 @@ def export_run(
     if not folder.is_dir():
         raise MaplError(f"there is no run {str(folder)!r}")
     with looking(trust):
-        part = restored_part(folder, warn, data=data)
+        part = restored_part(folder, data=data)
     if part is None:
         raise MaplError(f"run {str(folder)!r} has no checkpoint yet, so there are no models to export")
     chosen = _chosen(part, clients)

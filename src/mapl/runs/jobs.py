@@ -12,18 +12,20 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import torch
 
 from mapl.engine.workers import cores, share_cores
-from mapl.errors import MaplError
-from mapl.recipe import Recipe, Tree, compose
+from mapl.errors import MaplError, hand_over_warnings, warn
+from mapl.recipe import Recipe, compose
 from mapl.runs import checkpoint
-from mapl.runs.history import HISTORY, RECIPE, load, load_recipe
+from mapl.runs.folder import HISTORY, RECIPE, load, load_recipe
 from mapl.runs.part import with_digests
 from mapl.runs.run import resume, run
+from mapl.trees import Tree
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -94,9 +96,10 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
     """Every job's future, completed: whether its run is finished, or its error."""
     # A spawned process has no threads. A forked one would have copies of ours, with their locks held.
     context = multiprocessing.get_context("spawn")
-    stopping, others = context.Event(), set(multiprocessing.active_children())
+    stopping, said, before = context.Event(), context.SimpleQueue(), set[str]()
+    others = set(multiprocessing.active_children())
     processes = _side_by_side(jobs)
-    pool = ProcessPoolExecutor(processes, context, _begin, (stopping, processes))
+    pool = ProcessPoolExecutor(processes, context, _begin, (stopping, said, processes))
     try:
         with _signals_held_back():
             futures = [pool.submit(_carry_out, job) for job in jobs]
@@ -106,7 +109,9 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
             if stop() or any(future.done() and future.exception() for future in futures):
                 stopping.set()
             watch(_rounds_done(jobs), total)
+            _say_again(said, before)
         watch(_rounds_done(jobs), total)
+        _say_again(said, before)
         for future in futures:
             if isinstance(error := future.exception(), BrokenProcessPool):
                 raise error  # the pool now asks the other workers to end with SIGTERM, which they ignore
@@ -119,6 +124,14 @@ def _in_processes(jobs: Sequence[Job], stop: Callable[[], bool], watch: Watcher)
             pool.shutdown()
         raise
     return futures
+
+
+def _say_again(said: SimpleQueue[str], before: set[str]) -> None:
+    """Warn of what workers have warned of. All of them may say the same, about this machine, which is said once."""
+    while not said.empty():
+        if (text := said.get()) not in before:
+            before.add(text)
+            warn(text)
 
 
 def _side_by_side(jobs: Sequence[Job]) -> int:
@@ -159,10 +172,11 @@ _stopping: Event
 """In a worker: whether to stop. An event can be passed to a process only when it starts, not with a job."""
 
 
-def _begin(stopping: Event, processes: int) -> None:
+def _begin(stopping: Event, said: SimpleQueue[str], processes: int) -> None:
     """Set up a worker, one of so many, before its first job."""
     global _stopping
     _stopping = stopping
+    hand_over_warnings(said.put)
     share_cores(processes)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     for number in STOP_SIGNALS:

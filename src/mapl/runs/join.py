@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,38 +17,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.plugins import looking
 from mapl.runs import chain, checkpoint
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.files import write_aside
+from mapl.runs.folder import CLIENTS, HISTORY, JOINED, TIMES, clients_file, load, times_line, write_recipe
 from mapl.runs.graph import GraphWriter, Row
-from mapl.runs.history import (
-    CLIENTS,
-    HISTORY,
-    JOINED,
-    TIMES,
-    Record,
-    Round,
-    clients_file,
-    load,
-    share_of_network,
-    times_line,
-    write_recipe,
-)
 from mapl.runs.joined import alike, has_peers, joined_line, joined_state
 from mapl.runs.mend import unfit
+from mapl.runs.record import Record, share_of_network
 from mapl.runs.saving import bound, bytes_tensor
 
-Warn = Callable[[str], None]
 
-
-@looking()
-def join(folders: Sequence[str | Path], out: str | Path, warn: Warn = lambda message: None) -> Record:
+def join(folders: Sequence[str | Path], out: str | Path) -> Record:
     """Join the parts of one network in `folders` into one run in the new folder `out`, and return its record.
 
     The parts may have played different numbers of rounds: the run has those that all have played. Clients that no part
-    holds are missing from it. `warn` is told of both.
+    holds are missing from it. A warning says so.
 
     The recipe is that of the part with the lowest client. A test counts if every part tested in that round. The seconds
     of a round are those of its slowest part. The newest checkpoint that all parts have is joined too, so that the
@@ -57,11 +44,12 @@ def join(folders: Sequence[str | Path], out: str | Path, warn: Warn = lambda mes
     out = Path(out)
     if out.exists():
         raise MaplError(f"{str(out)!r} exists already: remove it, or choose another folder")
-    parts = _checked([load(folder) for folder in folders])
-    _say_what_is_missing(parts, warn)
-    with _whole_or_not_at_all(out) as aside:
-        _write(parts, aside, warn)
-    return load(out)
+    with looking():
+        parts = _checked([load(folder) for folder in folders])
+        _say_what_is_missing(parts)
+        with _whole_or_not_at_all(out) as aside:
+            _write(parts, aside)
+        return load(out)
 
 
 @contextmanager
@@ -107,7 +95,7 @@ def _names(*parts: Record) -> str:
     return " and ".join(repr(str(part.folder)) for part in parts)
 
 
-def _say_what_is_missing(parts: Sequence[Record], warn: Warn) -> None:
+def _say_what_is_missing(parts: Sequence[Record]) -> None:
     for remark in (remark for part in parts for remark in part.remarks):
         warn(remark)
     rounds = [len(part.rounds) for part in parts]
@@ -130,7 +118,7 @@ def _held(parts: Sequence[Record]) -> list[int]:
     return sorted(client for part in parts for client in part.held)
 
 
-def _write(parts: Sequence[Record], folder: Path, warn: Warn) -> None:
+def _write(parts: Sequence[Record], folder: Path) -> None:
     """Write the files of the joined run."""
     recipe = parts[0].recipe
     clients = clients_file(sorted((card for part in parts for card in part.clients), key=lambda card: card.id))
@@ -146,7 +134,7 @@ def _write(parts: Sequence[Record], folder: Path, warn: Warn) -> None:
         before.append(history.before)
         if line.round in slowest:
             chain.append(folder / TIMES, times_line(line.round, slowest[line.round], history.before))
-    _write_checkpoint(parts, folder, before, warn)
+    _write_checkpoint(parts, folder, before)
 
 
 # What happened in each round
@@ -189,7 +177,7 @@ def _slowest(parts: Sequence[Record]) -> dict[int, dict[str, float]]:
 # The models
 
 
-def _write_checkpoint(parts: Sequence[Record], folder: Path, before: Sequence[str], warn: Warn) -> None:
+def _write_checkpoint(parts: Sequence[Record], folder: Path, before: Sequence[str]) -> None:
     """Join the newest checkpoint that all parts have. `before`: by round, the hash of the history before its line."""
     kept = [checkpoint.kept(part.folder) for part in parts]
     common = set.intersection(*(set(paths) for paths in kept)) & set(range(1, len(before) + 1))

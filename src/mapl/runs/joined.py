@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mapl.errors import MaplError
 from mapl.network.refused import Counts, added
-from mapl.runs.history import Round
+from mapl.runs.chain import Round
 
 T = TypeVar("T")
 K = TypeVar("K", bound=str)

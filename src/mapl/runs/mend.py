@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.recipe import Recipe
 from mapl.runs import checkpoint
 from mapl.runs.chain import History, Round, cut_history, digest, read_history
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.files import write_aside
-from mapl.runs.graph import Graph
-from mapl.runs.history import (
+from mapl.runs.folder import (
     CLIENTS,
     HISTORY,
     RECIPE,
     TIMES,
-    ClientCard,
     check_recipe,
     clients_file,
     intact_times,
@@ -27,14 +25,14 @@ from mapl.runs.history import (
     read_times,
     write_recipe,
 )
+from mapl.runs.graph import Graph
 from mapl.runs.player import Player
+from mapl.runs.record import ClientCard
 from mapl.runs.round import is_tested
 from mapl.runs.saving import binding
 
-Warn = Callable[[str], None]
 
-
-def intact_history(folder: Path, recipe: Recipe, warn: Warn) -> History:
+def intact_history(folder: Path, recipe: Recipe) -> History:
     """The intact lines of a run's history. Refuses a recipe that is not the one that the run began with."""
     history, edited = read_history(folder / HISTORY), not is_as_written(folder)
     if history.header is not None:
@@ -48,10 +46,10 @@ def intact_history(folder: Path, recipe: Recipe, warn: Warn) -> History:
     return history
 
 
-def restore_newest(folder: Path, player: Player, history: History, warn: Warn) -> None:
+def restore_newest(folder: Path, player: Player, history: History) -> None:
     """Set a player to the newest checkpoint that fits the intact part of the folder."""
     cards = player.cards
-    _mend_clients(folder, cards, history, warn)
+    _mend_clients(folder, cards, history)
     intact, problem = len(history.entries), history.problem
     graph = Graph(folder, [card.id for card in cards], [entry.graph for entry in history.entries])
     rounds, graph_problem = graph.problem(intact)
@@ -61,7 +59,7 @@ def restore_newest(folder: Path, player: Player, history: History, warn: Warn) -
         warn(f"{problem}; only what was written before it can be used")
     elif history.torn:
         warn(f"the last line of {str(folder / HISTORY)!r} was cut off, as after a crash; its round is played again")
-    saved = checkpoint.latest(folder, warn, lambda saved: unfit(saved, history, intact, problem))
+    saved = checkpoint.latest(folder, lambda saved: unfit(saved, history, intact, problem))
     if saved is not None:
         player.restore(saved)
         checkpoint.forget_newer(folder, saved.rounds)
@@ -80,7 +78,7 @@ def unfit(saved: Checkpoint, history: History, intact: int, problem: str) -> str
     return ""
 
 
-def _mend_clients(folder: Path, today: list[ClientCard], history: History, warn: Warn) -> None:
+def _mend_clients(folder: Path, today: list[ClientCard], history: History) -> None:
     """Write clients.json again if it was damaged; refuse other data than those that the run began with."""
     contents = clients_file(today)
     try:
@@ -116,7 +114,7 @@ def check_same_data(folder: Path, known: list[ClientCard], today: list[ClientCar
         )
 
 
-def cut_to(folder: Path, player: Player, history: History, warn: Warn) -> str:
+def cut_to(folder: Path, player: Player, history: History) -> str:
     """Cut the files after the last round played: later ones will be played again. Returns the hash to go on from."""
 
     def last(line: Round) -> Round:
@@ -125,20 +123,20 @@ def cut_to(folder: Path, player: Player, history: History, warn: Warn) -> str:
         return line if keeps_test else replace(line, accuracy=None, all_images=None, ways=None, measures=None)
 
     write_recipe(folder, player.recipe)
-    _cut_times(folder, history, player.round, warn)
+    _cut_times(folder, history, player.round)
     return cut_history(folder / HISTORY, history, player.round, last)
 
 
-def _cut_times(folder: Path, history: History, rounds: int, warn: Warn) -> None:
+def _cut_times(folder: Path, history: History, rounds: int) -> None:
     """Keep the times of the first `rounds` rounds. A line that is damaged is dropped: a run does not need its times."""
-    intact, damaged = _times(folder, history, warn)
+    intact, damaged = _times(folder, history)
     if damaged:
         warn(f"{str(folder / TIMES)!r}: {len(damaged)} damaged lines are dropped (first: line {damaged[0]})")
     kept = b"".join(line + b"\n" for round, line in intact.items() if round < rounds)
     write_aside(folder / TIMES, kept)
 
 
-def _times(folder: Path, history: History, warn: Warn) -> tuple[Mapping[int, bytes], list[int]]:
+def _times(folder: Path, history: History) -> tuple[Mapping[int, bytes], list[int]]:
     try:
         return intact_times(read_times(folder), history)
     except MaplError as error:

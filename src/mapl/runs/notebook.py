@@ -15,7 +15,7 @@ from mapl.pace import Pace, duration
 
 if TYPE_CHECKING:
     from mapl.recipe import Recipe
-    from mapl.runs.history import Round
+    from mapl.runs.chain import Round
 
 EVERY = 0.2
 """Seconds between two pictures."""

@@ -1,14 +1,12 @@
-"""A part of the network in memory: some or all of its clients, and how they are saved and restored."""
+"""A part of the network in memory: some or all of its clients, and how it is built from a recipe."""
 
 from __future__ import annotations
 
 import gc
-import hashlib
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,10 +16,8 @@ from mapl.client import Client, Server
 from mapl.contents import digest_of_file
 from mapl.data.dataset import Dataset, DataSettings
 from mapl.data.kinds import augmentation
-from mapl.data.loading import GIVEN_IN_PYTHON, load
+from mapl.data.loading import GIVEN_IN_PYTHON
 from mapl.data.objects import Data
-from mapl.data.partition import Shard, draw_held_out, other_tests, partition
-from mapl.data.samples import Kind, Samples
 from mapl.engine._base import Engine
 from mapl.engine.choose import find_device, find_engine
 from mapl.errors import MaplError
@@ -32,7 +28,6 @@ from mapl.network import (
     Compressor,
     EncodedPost,
     Ledger,
-    Letter,
     MemoryPost,
     Noise,
     Topology,
@@ -40,16 +35,15 @@ from mapl.network import (
     check_accountant,
     find_compressor,
     find_noise,
-    float_names,
     taking_part,
 )
-from mapl.network.noise import covered
 from mapl.network.transport import LastRead, Leg
 from mapl.plugins import find
 from mapl.recipe import Recipe, UnreadSettings, validated
-from mapl.runs.contract import checked_letter
-from mapl.runs.exchange import check_size, look_around, opens
-from mapl.runs.history import ClientCard, combined
+from mapl.runs.client_data import ClientData, checked_data, digests, divided, load_data
+from mapl.runs.exchange import opens
+from mapl.runs.record import ClientCard
+from mapl.runs.refusals import architectures, check_alike, check_letters, check_method
 from mapl.shape import Shape, is_image, usual_backbone
 
 
@@ -144,43 +138,6 @@ def with_digests(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"partition": partition, "network": network})
 
 
-def load_data(recipe: Recipe) -> Dataset:
-    """The data set that a recipe names."""
-    return load(recipe.data)
-
-
-def digests(data: Data, held: Collection[int]) -> dict[int, str]:
-    """By client: the digest of the data that its images come from.
-
-    With one data set for all it is the digest of the whole: the recipe and its seed say who gets which images. So it
-    is equal for all seeds, for pooled images and for held-out ones, and in every process, whichever clients it holds.
-    With a data set per client it is that of the client's own, which is all that a process knows of the others' data.
-    """
-    if isinstance(data, Dataset):
-        return dict.fromkeys(sorted(held), data.digest())
-    # Marked, because a client that has all of a data set is another run than one that has a share of it.
-    return {client: hashlib.sha256(f"own {data[client].digest()}".encode()).hexdigest()[:16] for client in sorted(held)}
-
-
-def default_name(recipe: Recipe, data: Data | None = None) -> str:
-    """The recipe's title. If it cannot say what the data are, because they are the user's own, a digest says it."""
-    if recipe.name or not own_data(recipe):
-        return recipe.title()
-    return f"{recipe.title()}-{combined(all_digests(recipe, data))[:6]}"
-
-
-def own_data(recipe: Recipe) -> bool:
-    """Whether the data are the user's own, so that their name does not say what they are."""
-    name = recipe.data.name
-    return name == GIVEN_IN_PYTHON or ":" in name or getattr(find("data set", name, mapl.data.sources), "own", False)
-
-
-def all_digests(recipe: Recipe, data: Data | None) -> dict[int, str]:
-    """`digests` of all clients of a recipe, before it is built."""
-    every = range(recipe.clients)
-    return digests(checked_data(load_data(recipe) if data is None else data, recipe, every), every)
-
-
 def build_part(
     recipe: Recipe,
     data: Data | None = None,
@@ -212,18 +169,16 @@ def build_part(
     check_accountant(recipe.network.noise)
     method: Method[Any] = find("method", recipe.method.name, mapl.methods)(recipe.method)
     method.mixing = recipe.network.mixing
-    _check_mixing(method)
-    _check_joiners(recipe, method)
-    _check_explores(recipe, method)
+    check_method(recipe, method)
     data = checked_data(load_data(recipe) if data is None else data, recipe, held)
-    shards = _shards(recipe, data, held, method.holds_out())
-    first = next(iter(shards.values()))
+    of_clients = divided(recipe, data, held, method.holds_out())
+    first = next(iter(of_clients.values()))
     device = find_device(recipe.engine)
     augment = recipe.augment
     images = augment.contrastive if method.augmentation == "contrastive" else augment.plain
     augmenting = augmentation(first, images, augment.features, augment.tokens, augment.function, device)
     engine = find_engine(recipe.engine, device)
-    clients = _clients(recipe, shards, backbones or {}, method, run or recipe.fingerprint())
+    clients = _clients(recipe, of_clients, backbones or {}, method, run or recipe.fingerprint())
     part = Part(
         recipe=recipe,
         clients=clients,
@@ -247,7 +202,7 @@ def build_part(
     for client in part.clients:
         method.prepare(client)
     part.topology.drawn(0)  # an impossible one fails now, not in the first round
-    _check_letters(part)
+    check_letters(part)
     return part
 
 
@@ -262,111 +217,18 @@ def _server(recipe: Recipe, shape: Shape, client: Client) -> Server:
     )
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """One client's samples, and what they have in common with the other clients'."""
-
-    train: Samples
-    test: Samples
-    tests: int
-    held: int
-    cluster: int
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @property
-    def kind(self) -> Kind:
-        return self.train.kind
-
-    @property
-    def shape(self) -> Shape:
-        return self.train.shape
-
-
-def checked_data(data: Data, recipe: Recipe, held: Sequence[int]) -> Data:
-    """The data, if it is what these clients need."""
-    if isinstance(data, Mapping):
-        if recipe.partition.pooled:
-            raise MaplError("partition.pooled: it needs one data set for all clients, and here each has its own")
-        _check_given(data, held, recipe.clients)
-        _check_same_kind({client: data[client] for client in held})
-    elif not isinstance(data, Dataset):
-        raise MaplError(f"data: got a {type(data).__name__}; give a mapl.Dataset, or one for each client by its number")
-    return data
-
-
-def _shards(recipe: Recipe, data: Data, held: Sequence[int], held_out: float) -> dict[int, _Shard]:
-    """The images of each client held here; `held_out`: the share that it keeps out of training."""
-    if isinstance(data, Mapping):
-        return {client: _own_shard(data[client], held_out, client, recipe.seed) for client in held}
-    parts = partition(data, recipe.partition, recipe.clients, recipe.seed, held_out)
-    trains: dict[int, Samples] = {}
-    for shard in (parts[client] for client in held):
-        if id(shard.train) not in trains:  # clients of a pooled cluster share one copy
-            trains[id(shard.train)] = data.train.take(shard.train)
-    return {client: _shard(recipe, data, parts[client], trains[id(parts[client].train)]) for client in held}
-
-
-def _shard(recipe: Recipe, dataset: Dataset, shard: Shard, train: Samples) -> _Shard:
-    tests = [shard.test, other_tests(dataset, shard)] if recipe.evaluate.all_images else [shard.test]
-    test = dataset.test.take(torch.cat(tests))
-    test = test.joined(dataset.train.take(shard.held))
-    kind = dataset.classes, dataset.mean, dataset.std
-    return _Shard(train, test, len(shard.test), len(shard.held), shard.cluster, *kind)
-
-
-def _own_shard(dataset: Dataset, held_out: float, client: int, seed: int) -> _Shard:
-    """A client's own data set, all of it. Its true cluster is unknown."""
-    train, test, held = dataset.train, dataset.test, 0
-    if held_out:
-        out = draw_held_out(train.labels, held_out, client, seed)
-        train, test, held = train.take(~out), test.joined(train.take(out)), int(out.sum())
-    kind = dataset.classes, dataset.mean, dataset.std
-    return _Shard(train, test, len(dataset.test), held, 0, *kind)
-
-
-def _check_given(data: Mapping[int, Dataset], held: Sequence[int], clients: int) -> None:
-    """Every client held here needs a data set with training and test images, and there are no others."""
-    if names := [key for key in data if not hasattr(key, "__index__")]:
-        raise MaplError(
-            f"data: got a {type(data).__name__} with the key {names[0]!r}; give a mapl.Dataset, or one for each client "
-            "by its number"
-        )
-    for client in held:
-        if client not in data:
-            raise MaplError(f"data: there is no data set for client {client}, which this process holds")
-    for client, dataset in data.items():
-        if client not in range(clients):
-            raise MaplError(f"data: got one for client {client!r}, but the recipe has clients 0 to {clients - 1}")
-        if not isinstance(dataset, Dataset):
-            raise MaplError(f"data: client {client} got a {type(dataset).__name__}, not a mapl.Dataset")
-        for split, samples in (("training", dataset.train), ("test", dataset.test)):
-            if not len(samples):
-                raise MaplError(f"data: client {client} has no {split} {dataset.noun}")
-
-
-def _check_same_kind(data: Mapping[int, Dataset]) -> None:
-    """All clients need samples of the same kind, shape, classes and normalisation."""
-    kinds = {(d.kind, d.classes, d.shape.facts, tuple(d.mean), tuple(d.std)): client for client, d in data.items()}
-    if len(kinds) > 1:
-        a, b = list(kinds.values())[:2]
-        what = data[a].noun
-        raise MaplError(f"data: clients {a} and {b} differ in their classes, the shape of their {what}, mean or std")
-
-
 def _clients(
-    recipe: Recipe, shards: Mapping[int, _Shard], given: Mapping[str, Backbone], method: Method[Any], run: str
+    recipe: Recipe, data: Mapping[int, ClientData], given: Mapping[str, Backbone], method: Method[Any], run: str
 ) -> list[Client]:
     names = recipe.model.backbones
     assigned = assign(recipe.model, len(names), recipe.clients, recipe.seed)
     backbones: dict[str, Backbone] = {}
     clients: list[Client] = []
-    for i, shard in shards.items():
+    for i, own in data.items():
         name = names[assigned[i]]
         check = name not in backbones
         backbone = backbones.setdefault(name, given.get(name) or _find_backbone(name)) if check else backbones[name]
-        model = build(name, backbone, recipe.model, shard.shape, shard.classes, recipe.seed, i, method.uses(), check)
+        model = build(name, backbone, recipe.model, own.shape, own.classes, recipe.seed, i, method.uses(), check)
         client = Client(
             id=i,
             run=run,
@@ -374,11 +236,11 @@ def _clients(
             model=model,
             backbone=name,
             architecture=architecture(model.backbone),
-            train=shard.train,
-            test=shard.test,
-            tests=shard.tests,
-            held=shard.held,
-            cluster=shard.cluster,
+            train=own.train,
+            test=own.test,
+            tests=own.tests,
+            held=own.held,
+            cluster=own.cluster,
         )
         _add_own_networks(client, method)
         clients.append(client)
@@ -407,106 +269,6 @@ def _find_backbone(name: str) -> Backbone:
         if ":" in name:
             raise
         raise MaplError(f"{error} If it was given in Python, pass it again, as backbones={{…}}.") from error
-
-
-class Architecture(NamedTuple):
-    """What a client's backbone is."""
-
-    client: int
-    backbone: str
-    fingerprint: str
-
-
-def architectures(part: Part) -> list[Architecture]:
-    """The architecture of each client of a part."""
-    return [Architecture(c.id, c.backbone, c.architecture) for c in part.clients]
-
-
-def check_alike(method: str, clients: Sequence[Architecture]) -> None:
-    """A method that averages whole models needs a single architecture."""
-    first = clients[0]
-    others = [c for c in clients if c.fingerprint != first.fingerprint]
-    if find("method", method, mapl.methods).homogeneous and others:
-        who = ", ".join(f"{c.client} ({c.backbone})" for c in others[:4]) + (", …" if len(others) > 4 else "")
-        raise MaplError(
-            f"method {method!r} needs one architecture, but client {first.client} has {first.backbone!r} "
-            f"and these differ from it: {who}; set model.backbones to one name"
-        )
-
-
-def _check_mixing(method: Method[Any]) -> None:
-    """A robust rule needs a method that averages several letters."""
-    if method.mixing.kind != "mean" and not method.averages:
-        raise MaplError(
-            f"network.mixing: got {method.mixing.kind!r}, but method {method.name!r} does not average several letters "
-            "at a time, so there is nothing to make robust; leave it at 'mean'"
-        )
-
-
-def _check_joiners(recipe: Recipe, method: Method[Any]) -> None:
-    """A server that sorts the clients once, in the first round, never learns of one that joins later."""
-    if recipe.network.joiners.clients and isinstance(method, Centralised) and method.opens:
-        raise MaplError(
-            f"network.joiners: method {recipe.method.name!r} sorts all clients in its first round, so those that join "
-            "later would stay alone; take another method"
-        )
-
-
-def _check_explores(recipe: Recipe, method: Method[Any]) -> None:
-    """To look around, clients must find out whom to listen to. With a server, or without letters, they never look."""
-    if recipe.network.topology.name != "explore" or isinstance(method, Centralised) or method.silent:
-        return
-    if not method.learns_graph():
-        raise MaplError(
-            f"network.topology: got 'explore', but method {method.name!r} learns no graph here, so its clients would "
-            "not know whom to keep; take courier, mapl or mapl+, or another topology"
-        )
-
-
-def _check_letters(part: Part) -> None:
-    """Refuse letters that are too large, or cannot be compressed or clipped, before the first round, not in it."""
-    network, compressor = part.recipe.network, part.compressor
-    checked = network.letter_limit is not None or compressor is not None or part.noise is not None
-    if not checked or network.topology.name == "none":
-        return
-    look_around(part.method, part.clients, part.server, part.topology, 0)
-    for client in part.clients:
-        letter = last_letter(part, client) if len(client.neighbours) else None
-        if letter is None:
-            continue
-        if part.noise is not None and client is part.clients[0]:
-            _check_noise(part, letter)
-        if compressor is not None:
-            if not float_names(letter):
-                raise MaplError(
-                    f"network.compress: got {network.compress.kind!r}, but the letters of method {part.method.name!r} "
-                    "have no float32 tensor to compress; set it to 'none'"
-                )
-            letter = compressor.largest(letter)
-        check_size(letter, network.letter_limit)
-
-
-def _check_noise(part: Part, letter: Letter) -> None:
-    """Refuse noise that changes nothing, and name the tensors that it does not cover."""
-    bare = [name for name in letter.tensors if name not in covered(letter)]
-    if len(bare) == len(letter.tensors):
-        raise MaplError(
-            f"network.noise: the letters of method {part.method.name!r} have no float32 tensor to add noise to; "
-            "set network.noise.clip to 'none'"
-        )
-    if bare:
-        warnings.warn(
-            f"network.noise: {', '.join(map(repr, bare))} in the letters of method {part.method.name!r} travels "
-            "without noise, and ε does not cover it",
-            stacklevel=2,
-        )
-
-
-def last_letter(part: Part, client: Client) -> Letter | None:
-    """A letter like the client's last one. Some methods' last letters are their largest. None if it never writes."""
-    made = (part.method.letter(client, round) for round in reversed(range(part.recipe.rounds)))
-    letters = (checked_letter(part.method, client, "letter", letter) for letter in made)
-    return next((letter for letter in letters if letter is not None), None)
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from mapl.data.objects import Data
 from mapl.errors import MaplError
 from mapl.model import Backbone
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.checkpoint import Checkpoint
 from mapl.runs.graph import Row
-from mapl.runs.history import ClientCard, Round
 from mapl.runs.part import Part, build_part, cards
+from mapl.runs.record import ClientCard
 from mapl.runs.round import budget_is_spent, graph, play_round
 from mapl.runs.saving import restore, saved_state
 

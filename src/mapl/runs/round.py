@@ -11,14 +11,14 @@ from torch import Tensor
 from mapl.client import Client, Peers
 from mapl.clock import Clock
 from mapl.engine._base import Answers
-from mapl.errors import MaplError
+from mapl.errors import NotFinite
 from mapl.measures import Measure, measured
 from mapl.network import same_since
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.contract import check_absorbed, checked_row
 from mapl.runs.diagnosis import explained, watching_letters, why_not_finite
 from mapl.runs.exchange import Exchange, letters_ahead, look_around
-from mapl.runs.history import Round
 from mapl.runs.part import Part
 
 
@@ -104,7 +104,7 @@ def graph(part: Part) -> dict[int, Peers]:
     rows = {client: row for client, row in found.items() if row is not None}
     for client, row in rows.items():
         if not np.isfinite(row.weights).all():
-            raise MaplError(
+            raise NotFinite(
                 f"the weights of client {client} are no longer finite in round {part.round - 1}; {why_not_finite(part)}"
             )
     return rows

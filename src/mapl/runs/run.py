@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,44 +15,36 @@ from mapl.data.loading import keeping_data
 from mapl.data.objects import as_data
 from mapl.engine.settings import EngineSettings, RaySettings
 from mapl.engine.workers import torch_threads
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.model import Backbone
 from mapl.plugins import looking
-from mapl.recipe import Recipe, flat, is_silent
+from mapl.recipe import Recipe, is_silent
 from mapl.runs import chain, checkpoint
+from mapl.runs.chain import Round
+from mapl.runs.client_data import all_digests, default_name
 from mapl.runs.files import only_writer, write_aside
-from mapl.runs.graph import INDEX, ROWS, GraphWriter
-from mapl.runs.history import (
+from mapl.runs.folder import (
     CLIENTS,
     HISTORY,
     JOINED,
-    PROFILE,
     RECIPE,
     TIMES,
-    Record,
-    Round,
     clients_file,
     load,
     load_recipe,
-    part_of,
     read_cards,
     times_line,
     write_recipe,
 )
+from mapl.runs.graph import INDEX, ROWS, GraphWriter
 from mapl.runs.interrupt import Stopped, interruptible
 from mapl.runs.mend import check_same_data, cut_to, intact_history, restore_newest, unfit
 from mapl.runs.notebook import in_notebook
-from mapl.runs.part import (
-    Part,
-    all_digests,
-    build_part,
-    cards,
-    default_name,
-    given_in_python,
-    lasting,
-)
+from mapl.runs.part import Part, build_part, cards, given_in_python, lasting
 from mapl.runs.player import CannotGoOn, Here, MakePlayer, Player, as_the_recipe_says
+from mapl.runs.record import PROFILE, Record, part_of
 from mapl.runs.saving import bound, restore
+from mapl.trees import flat
 
 Observer = Callable[[Recipe, Round, dict[str, float]], None]
 """Called after every round with the recipe, the line of the history, and the seconds of each part of the round."""
@@ -93,7 +84,7 @@ def run(
         _check_place(folder, recipe, lambda: all_digests(recipe, data), overwrite)
         player = make(recipe, data, backbones)
     if recipe.clients == 1 and recipe.network.topology.name != "none" and not is_silent(recipe):
-        warnings.warn("there is one client and nobody to write to: it trains alone, without letters", stacklevel=2)
+        warn("there is one client and nobody to write to: it trains alone, without letters", once=True)
     with closing(player):
         return _begin(player, folder, _Loop(observers, stop, clock))
 
@@ -142,7 +133,6 @@ def resume(
     backbones: Mapping[str, Backbone] | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] = lambda: False,
-    warn: Callable[[str], None] = lambda message: None,
     profile: bool = False,
     trust: bool = False,
     ray: RaySettings | None = None,
@@ -150,10 +140,10 @@ def resume(
 ) -> Record:
     """Resume a run from its newest whole checkpoint, to its last round or to `rounds`.
 
-    The folder is checked first. What can be repaired is, and `warn` is told. Other data than those of the run, another
-    recipe, or damage before the oldest checkpoint are an error. Data that were given in Python are given again. If its
-    recipe names code from outside the package that was not named in this process, `trust` must say that this code may
-    run.
+    The folder is checked first. What can be repaired is, and a warning says so. Other data than those of the run,
+    another recipe, or damage before the oldest checkpoint are an error. Data that were given in Python are given again.
+    If its recipe names code from outside the package that was not named in this process, `trust` must say that this
+    code may run.
 
     `ray`: go on in shards on this cluster. Without it, all clients train in this process, wherever they trained before:
     a folder, which may be anybody's, does not say which cluster to connect to. `make` is that of `run`.
@@ -165,11 +155,11 @@ def resume(
             _check_length(folder, recipe, rounds)
             recipe = recipe.model_copy(update={"rounds": rounds})
         with only_writer(folder):
-            history = intact_history(folder, recipe, warn)  # first: a damaged recipe could ask for a million clients
+            history = intact_history(folder, recipe)  # first: a damaged recipe could ask for a million clients
             _check_whole(folder, recipe)
             player = make(placed(recipe, ray), None if data is None else as_data(data), backbones)
             with closing(player):
-                return _go_on(player, folder, history, warn, _Loop(observers, stop, clock))
+                return _go_on(player, folder, history, _Loop(observers, stop, clock))
 
 
 def placed(recipe: Recipe, ray: RaySettings | None) -> Recipe:
@@ -186,12 +176,11 @@ def resume_part(
     *,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] = lambda: False,
-    warn: Callable[[str], None] = lambda message: None,
     durable: bool = False,
 ) -> Record:
     """Resume what `run_part` began in a folder, from its newest whole checkpoint, to the last round of the recipe.
 
-    The part is built anew, with the same recipe, clients and data; `mapl.runs.history.load_recipe` reads the recipe of
+    The part is built anew, with the same recipe, clients and data; `mapl.runs.folder.load_recipe` reads the recipe of
     a folder. The recipe may have more rounds than before. The folder is checked and repaired as `resume` does it.
     """
     folder = Path(folder)
@@ -201,23 +190,22 @@ def resume_part(
         raise MaplError(f"{str(folder)!r} is a run of another recipe ({_difference(existing, part.recipe)})")
     _check_length(folder, existing, part.recipe.rounds)
     with only_writer(folder):
-        history = intact_history(folder, part.recipe, warn)
+        history = intact_history(folder, part.recipe)
         _check_not_joined(folder)
-        return _go_on(Here(part), folder, history, warn, _Loop(observers, stop, Clock(), durable))
+        return _go_on(Here(part), folder, history, _Loop(observers, stop, Clock(), durable))
 
 
-def _go_on(player: Player, folder: Path, history: chain.History, warn: Callable[[str], None], loop: _Loop) -> Record:
+def _go_on(player: Player, folder: Path, history: chain.History, loop: _Loop) -> Record:
     """Restore the newest whole checkpoint, cut the other files to its round, and play the rounds that are left."""
     with _writing(folder, player):
-        restore_newest(folder, player, history, warn)
-        last = cut_to(folder, player, history, warn)
+        restore_newest(folder, player, history)
+        last = cut_to(folder, player, history)
     with torch_threads(player.recipe.train.threads):
         return loop.play(player, folder, last)
 
 
 def restored_part(
     folder: str | Path,
-    warn: Callable[[str], None] = lambda message: None,
     trust: bool = False,
     data: Any = None,
 ) -> Part | None:
@@ -231,7 +219,7 @@ def restored_part(
         record = load(folder)
         history = record.history
         assert history is not None  # it was read from a folder
-        saved = checkpoint.latest(Path(folder), warn, lambda saved: unfit(saved, history, len(history.entries), ""))
+        saved = checkpoint.latest(Path(folder), lambda saved: unfit(saved, history, len(history.entries), ""))
         if saved is None:
             return None
         # On the CPU: looking at models needs no engine that is ready to train.

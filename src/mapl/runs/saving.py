@@ -13,7 +13,7 @@ from mapl.errors import MaplError
 from mapl.network import Ledger
 from mapl.runs.checking import check
 from mapl.runs.checkpoint import Checkpoint
-from mapl.runs.history import RECIPE
+from mapl.runs.folder import RECIPE
 from mapl.runs.part import Part
 
 NOTHING = torch.empty(0, dtype=torch.uint8)

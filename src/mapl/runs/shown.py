@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from mapl.names import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mapl.runs.history import Record, Round
+    from mapl.runs.chain import Round
+    from mapl.runs.record import Record
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 180, 44, 12, 10, 22
 """The picture and its margins, in pixels."""
@@ -69,12 +71,11 @@ def as_frame(record: Record) -> pd.DataFrame:
         }
         for line in record.rounds
     ]
-    nan = float("nan")
-    nothing = [nan] * len(record.clients)
+    nothing = [math.nan] * len(record.clients)
     for name in dict.fromkeys(name for line in by_client for name in line):
         if name == "accuracy" or any(line.get(name) is not None for line in by_client):
             values = (value for line in by_client for value in (line.get(name) or nothing))
-            frame[name] = [nan if value is None else value for value in values]
+            frame[name] = [math.nan if value is None else value for value in values]
     return frame
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 
-from mapl.errors import MaplError
+from mapl.errors import MaplError, MaplWarning
 from mapl.names import printable
 
 
@@ -22,11 +21,6 @@ LINES = "\n"
 """Messages may have several lines."""
 
 
-def warn(message: str) -> None:
-    """A warning, on standard error, where it does not get into results that are piped."""
-    print(f"warning: {printable(message, keep=LINES)}", file=sys.stderr, flush=True)
-
-
 def show_warning(
     message: Warning | str,
     category: type[Warning],
@@ -35,11 +29,15 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """What `warnings.warn` prints: one line for a warning of this package, and Python's own form for any other."""
-    if "mapl" in Path(filename).parts and file is None:
-        warn(str(message))
+    """In place of `warnings.showwarning`: the package's own warnings as one line, all others in Python's own form.
+
+    They go to standard error, where they do not get into results that are piped.
+    """
+    if issubclass(category, MaplWarning):
+        text = f"warning: {printable(str(message), keep=LINES)}\n"
     else:
-        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+    print(text, end="", file=file or sys.stderr, flush=True)
 
 
 def error(error: MaplError | str) -> None:

@@ -5,6 +5,7 @@ Standard output is for results. Nothing is written to it here.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ class PlainLines:
         self.stream = stream
         self.every = every
         self.tenth = 0
-        self.last = float("-inf")
+        self.last = -math.inf
 
     def __call__(self, done: int, total: int, text: str, left: float | None) -> None:
         if self._due(done, total, left):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -109,7 +110,7 @@ def _rows(path: Path) -> list[list[str]]:
 def _column(cells: Sequence[str]) -> NDArray[Any]:
     """Numbers, whole ones if all are; or else texts."""
     try:
-        values = np.array([np.nan if cell.lower() in GAPS else float(cell) for cell in cells])
+        values = np.array([math.nan if cell.lower() in GAPS else float(cell) for cell in cells])
     except ValueError:
         return np.array(cells, str)
     return values.astype(np.int64) if len(cells) and all(cell.lstrip("+-").isdigit() for cell in cells) else values

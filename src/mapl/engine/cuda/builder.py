@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from mapl.engine.cuda.layout import Layout
 from mapl.engine.cuda.slot import Slot
 from mapl.engine.cuda.views import Views
 from mapl.engine.settings import TrainSettings
+from mapl.errors import warn
 from mapl.methods._base import Method
 
 ALONE_LANES = 5
@@ -110,7 +110,7 @@ class Builder:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 if group and not isinstance(error, CannotGroup):
                     one = f"clients with backbone {family.kind.backbone!r} train one at a time, not as a group"
-                    warnings.warn(f"{one} ({type(error).__name__}: {reason}), which is slower", stacklevel=2)
+                    warn(f"{one} ({type(error).__name__}: {reason}), which is slower", once=True)
                 self._drop_slots(family)
         return reason
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from mapl.engine.cuda.memory import stored
 from mapl.engine.cuda.pool import Pool
 from mapl.engine.cuda.slot import Slot
 from mapl.engine.eager import EagerEngine
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.keys import key
 
 LANES = 8
@@ -105,7 +104,7 @@ class GroupedEngine(Engine):
         if self.homes.on_host and family.clients[0].id in self.homes.rows:
             raise MaplError(f"{text} ({reason}), and models wait on the host: raise engine.memory, or take another")
         slower = f"its {len(family.clients)} clients train one after another, which is slower"
-        warnings.warn(f"{text} ({reason}): {slower}", stacklevel=2)
+        warn(f"{text} ({reason}): {slower}", once=True)
         self.eager.adopt(family.clients)
 
     # A round

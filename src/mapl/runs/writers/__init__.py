@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mapl.runs.writers
-from mapl.errors import MaplError
+from mapl.errors import MaplError, warn
 from mapl.plugins import find
 from mapl.recipe import Recipe
-from mapl.runs.history import Round
+from mapl.runs.chain import Round
 from mapl.runs.run import Observer
 
 
@@ -39,7 +38,7 @@ class _Droppable:
         except Exception as error:
             self.writer = None
             what = str(error) if isinstance(error, MaplError) else f"{type(error).__name__}: {error}"
-            warnings.warn(f"writer {self.name!r} failed in round {line.round} and is dropped ({what})", stacklevel=2)
+            warn(f"writer {self.name!r} failed in round {line.round} and is dropped ({what})")
 
 
 def _open(name: str, folder: Path) -> Observer:

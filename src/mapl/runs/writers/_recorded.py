@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mapl.runs.history import CLIENTS, RECIPE, Round, load, read_cards
+from mapl.runs.chain import Round
+from mapl.runs.folder import CLIENTS, RECIPE, load, read_cards
 
 
 def recorded(folder: Path, before: int) -> list[tuple[Round, dict[str, float]]]:

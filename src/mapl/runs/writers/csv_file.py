@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from mapl.errors import MaplError
 from mapl.measures import METRICS
 from mapl.recipe import Recipe
+from mapl.runs.chain import Round
 from mapl.runs.files import write_aside
-from mapl.runs.history import Round
 from mapl.runs.writers._recorded import clients_of, recorded
 
 __all__ = ["CsvFile"]
