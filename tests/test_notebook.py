@@ -187,7 +187,7 @@ def test_the_stop_button_and_a_kernel_that_is_restarted(tmp_path: Path) -> None:
     try:
         sentence, output = kernel.run(f"import mapl\nmapl.run({recipe}, 'run')", kernel.manager.interrupt_kernel)
         played = re.fullmatch(
-            r"stopped after round (\d+) of 4000, and saved; to go on: mapl\.resume\('run'\)", sentence
+            r"stopped after round (\d+) of 4000, and saved; continue with: mapl\.resume\('run'\)", sentence
         )
         assert played
         assert "finishing this round" in output

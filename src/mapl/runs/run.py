@@ -290,7 +290,7 @@ def _said_of_an_interrupt(record: Record) -> str:
     if record.finished:
         return f"the run was in its last round; it is finished, in {str(record.folder)!r}"
     way = f"mapl.resume({str(record.folder)!r})" if record.whole else "resume this part"
-    return f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, and saved; to go on: {way}"
+    return f"stopped after round {len(record.rounds)} of {record.recipe.rounds}, and saved; continue with: {way}"
 
 
 @contextmanager
