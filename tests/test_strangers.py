@@ -256,6 +256,16 @@ def test_a_letter_that_is_far_too_large_ends_the_connection_and_takes_no_memory(
     live.assert_unharmed()
 
 
+def test_training_goes_on_while_somebody_sends_a_letter_of_a_gigabyte(live: Live, bad: Puppet) -> None:
+    huge = bytes(10**9)
+    bad.answer = lambda round: huge
+    live.until(lambda: bad.asked.total() >= RUNNING)
+    live.play(5)
+    assert all(f"peer-{BAD}" in status["last_exchange"]["missing"] for status in live.statuses())
+    bad.answer = lambda round: None
+    live.assert_unharmed()
+
+
 # News
 
 
@@ -326,14 +336,13 @@ def test_a_question_with_a_payload_is_not_kept(live: Live, bad: Puppet) -> None:
 
 def test_the_log_names_the_member_and_the_settings_that_do_not_fit(live: Live, tmp_path: Path) -> None:
     """One with another recipe, and one whose card is a thousand brackets."""
-    distil = RECIPE.method.model_copy(update={"distil": 0.5})
-    theirs = RECIPE.model_copy(update={"method": distil, "model": RECIPE.model.model_copy(update={"embedding": 32})})
+    theirs = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update={"embedding": 32})})
     misfit, nested = live.identity(5), live.identity(GONE)
     own = card(misfit, theirs, build_part(theirs, holds=[misfit.number], run=theirs.fingerprint()))
-    own["classes"] = 7
+    own |= {"classes": 7, "settings": {**own["settings"], "method.name": "mapl"}}
     deep = b'{"classes": ' + b"[" * 980 + b"]" * 980 + b', "run": "\\ud800\\u001b[2J"}'
     puppets = [Puppet(misfit, live.addresses, own), Puppet(nested, live.addresses, deep)]
-    expected = f"{misfit.name} does not fit this network: method.distil is 0.5 there and 1.0 here"
+    expected = f"{misfit.name} does not fit this network: method.name is mapl there and courier here"
     live.until(
         lambda: all(f"{nested.name} does not fit" in live.log(n) and expected in live.log(n) for n in live.numbers)
     )

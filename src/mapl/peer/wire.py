@@ -232,8 +232,8 @@ class ZenohWire:
         with self._lock:
             coming = {name for name, at in self._lost.items() if now - at < seconds}
             waiting = (self._alive | (coming & self._members)) - self._done
-            alone = len(self._members) == 1 or now - self._opened_at > RETURNING
-            return now - self._served > seconds or (not waiting and alone)
+            settled = len(self._members) == 1 or now - self._opened_at > RETURNING
+            return now - self._served > seconds or (settled and not waiting)
 
     def _show_done(self) -> None:
         """Kept as long as the session."""
