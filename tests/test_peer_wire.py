@@ -141,6 +141,21 @@ def test_a_peer_that_opens_its_connection_anew_does_not_forget_who_was_there(ali
     assert not alice._may_leave(60.0)
 
 
+def test_a_process_does_not_end_while_its_connection_is_being_closed(
+    alice: ZenohWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "CLOSING", 0.01)
+    closed: list[float] = []
+
+    def close() -> None:
+        time.sleep(0.3)
+        closed.append(time.monotonic())
+
+    alice._session.close = close
+    alice.__exit__()
+    assert len(closed) == 1
+
+
 def test_a_peer_that_is_started_again_gives_others_the_time_to_dial_it(alice: ZenohWire) -> None:
     alice._served = alice._opened_at = time.monotonic()
     assert not alice._may_leave(60.0)

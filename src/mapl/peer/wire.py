@@ -26,6 +26,8 @@ Answer = Callable[[str, bytes], None]
 
 CLOSING = 2.0
 """How long a connection that is given up is waited for."""
+LEAVING = 20.0
+"""How long a process that ends waits for its connections to be closed. Python ends badly while a thread closes one."""
 OPENING = 60.0
 """How long a port may still be held by the connection before. A peer that trains is not given up lightly."""
 SETTLING = 10.0
@@ -107,6 +109,8 @@ class ZenohWire:
         self._members: frozenset[str] = frozenset()
         self._kept: list[Any] = []
         """What was declared in the session. It ends with its last reference."""
+        self._closing: list[threading.Thread] = []
+        """Threads that close connections that were given up."""
         self._finished = False
         """Whether this peer is done, which others are shown."""
         self.herald = Herald(identity, card, lambda: self._session, self.alive)
@@ -119,6 +123,8 @@ class ZenohWire:
     def __exit__(self, *_: object) -> None:
         self.herald.stop()
         self._disconnect()
+        for thread in self._closing:
+            thread.join(LEAVING)
 
     # Reading
 
@@ -297,6 +303,7 @@ class ZenohWire:
             closing = threading.Thread(target=_close, args=(session,), name="close", daemon=True)
             closing.start()
             closing.join(CLOSING)
+            self._closing = [thread for thread in [*self._closing, closing] if thread.is_alive()]
 
     def _on_token(self, sample: Any) -> None:
         """A member shows that it is alive or done, or is lost. Who is done stays so after it has left."""
