@@ -27,6 +27,7 @@ from mapl.model import find_backbone
 from mapl.runs.chain import Round
 from mapl.runs.exchange import look_around
 from mapl.runs.part import Part, build_part
+from mapl.runs.round import play_round
 
 COURIER, TEACHER = "courier", "teacher"
 LITTLE = {"courier": "cnn", "features": 6}
@@ -281,6 +282,19 @@ def test_the_teacher_is_the_mixed_courier_and_stays_so_through_a_round() -> None
     for client, before in zip(part.clients, mixed, strict=True):
         assert torch.equal(flatten(client.model.own[TEACHER]), before)
         assert not torch.equal(flatten(client.model.own[COURIER]), before)
+
+
+def test_between_letters_a_teacher_with_kin_stays_and_one_alone_follows() -> None:
+    part = build_part(recipe(clients=4, method={"every": 3}, partition={"clusters": 2, "sizes": [3, 1]}))
+    teachers: list[list[Tensor]] = []
+    for round in range(6):
+        play_round(part, round)
+        couriers = [flatten(client.model.own[COURIER]) for client in part.clients]
+        teachers.append([flatten(client.model.own[TEACHER]) for client in part.clients])
+        follows = [torch.equal(*pair) for pair in zip(teachers[-1], couriers, strict=True)]
+        assert follows == [round < 3 or round == 5] * 3 + [True]  # the first letters come after round 2
+    assert [int(client.state["mixed"]) for client in part.clients] == [3, 3, 3, 1]
+    assert torch.equal(teachers[2][0], teachers[4][0])
 
 
 def test_own_networks_learn_from_letters() -> None:

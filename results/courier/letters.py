@@ -1,102 +1,177 @@
-"""Accuracy against bytes: couriers in smaller letters, and in fewer, on digits.
+"""Accuracy against bytes: couriers in smaller letters, and in fewer.
 
-    cd results/courier && python letters.py --out runs --plot letters.png > letters.md
+    mapl data get fashionmnist && mapl data get cifar10
+    cd results/courier && python letters.py --out runs --plot letters.png > letters.md     # over an hour on two cores
 
-Two clusters, four backbones, three seeds. The table and the picture are made from the runs; runs that are finished are
-not run again.
+On digits and FashionMNIST clients have four small backbones. On CIFAR-10 their own networks are the smallest there are,
+and the couriers answer: they do not learn from own networks. The tables and the picture are made from the runs; runs that
+are finished are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from digits import COMMON
+from kinship import CIFAR10, MODERN
 
 from mapl.analysis.compare import Estimate
+from mapl.recipe import read
 from mapl.runs.folder import load
 from mapl.runs.jobs import Job, carry_out
 from mapl.runs.record import Record
-from mapl.trees import merge
+from mapl.trees import Tree, merge
 
 KINDS = {"none": "float32", "bfloat16": "bfloat16", "int8": "int8", "top-k": "top-k, 5 %"}
 EVERY = (1, 2, 5)
-SEEDS = 3
+CHOSEN = ("int8", 2)
+
+
+class Setting(NamedTuple):
+    recipe: Tree
+    says: str
+    seeds: int
+    seeds_of_chosen: int
+    """Of the letters that are recommended, and of those that they are compared with."""
+
+
+FASHIONMNIST: Tree = {
+    "clients": 10,
+    "rounds": 40,
+    "data": {"name": "fashionmnist"},
+    "partition": {"scenario": 1, "shots": 20, "sharding": "random", "test_shots": 100},
+    "model": {
+        "backbones": ["mlp", "cnn", "residual", "separable"],
+        "embedding": 64,
+        "projection": 64,
+        "hidden": 128,
+    },
+    "train": {"learning_rate": 1e-3, "batch": 32},
+    "evaluate": {"every": 40, "moment": "mixed"},
+    "engine": {"device": "cpu", "workers": 1},
+}
+COLOUR: Tree = merge(
+    CIFAR10,
+    {
+        "clients": 10,
+        "rounds": 60,
+        "partition": {"scenario": 1, "shots": 100},
+        "train": {"cosine_rounds": 60},
+        "method": {"answer": "courier"},
+        "evaluate": {"every": 60},
+    },
+)
+SETTINGS = {
+    "digits": Setting(COMMON, "45 rounds, the demo's setting", 3, 3),
+    "fashionmnist": Setting(FASHIONMNIST, "40 rounds, 20 training images per class and client", 3, 3),
+    "cifar10": Setting(
+        merge(read(MODERN), COLOUR), "60 rounds of recipes/modern, 100 training images per class and client", 1, 2
+    ),
+}
+Runs = Mapping[tuple[str, int], Sequence[Record]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="*", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--data-dir", help="folder with the data sets' files")
     parser.add_argument("--out", type=Path, default=Path("runs/courier-letters"), help="folder for the runs")
     parser.add_argument("--plot", type=Path, help="where to draw the picture")
     options = parser.parse_args()
-    jobs = list(jobs_of(options.out))
-    carry_out(jobs)
-    runs: dict[tuple[str, int], list[Record]] = {}
-    for job in jobs:
-        kind, _, every = job.arm.partition("/")
-        runs.setdefault((kind, int(every)), []).append(load(job.folder))
-    print("\n".join(table(runs)))
+    jobs = {data: list(jobs_of(data, options.data_dir, options.out)) for data in options.data}
+    carry_out([job for some in jobs.values() for job in some])
+    runs = {data: finished(some) for data, some in jobs.items()}
+    for data, some in runs.items():
+        print("\n".join(table(data, some)))
     if options.plot:
         draw(runs, options.plot)
 
 
-def jobs_of(out: Path) -> Iterator[Job]:
-    for seed in range(SEEDS):
+def jobs_of(data: str, folder: str | None, out: Path) -> Iterator[Job]:
+    setting = SETTINGS[data]
+    for seed in range(setting.seeds_of_chosen):
         for kind in KINDS:
             for every in EVERY:
-                name = f"{kind}-{every}-seed{seed}"
+                if seed >= setting.seeds and (kind, every) not in (("none", 1), CHOSEN):
+                    continue
+                name = f"{data}-{kind}-{every}-seed{seed}"
                 own = {
                     "method": {"name": "courier", "every": every},
                     "network": {"compress": {"kind": kind}},
                     "seed": seed,
                     "name": name,
+                    "checkpoint": {"every": 1000, "keep": 1},
                 }
-                yield Job(f"{kind}/{every}", merge(COMMON, own), out / name)
+                files = {"data": {"folder": folder}} if folder and data != "digits" else {}
+                yield Job(f"{kind}/{every}", merge(merge(setting.recipe, own), files), out / name)
 
 
-def table(runs: dict[tuple[str, int], list[Record]]) -> Iterator[str]:
+def finished(jobs: Sequence[Job]) -> Runs:
+    """The runs by kind of letter and rounds between letters, one per seed."""
+    runs: dict[tuple[str, int], list[Record]] = {}
+    for job in jobs:
+        kind, _, every = job.arm.partition("/")
+        runs.setdefault((kind, int(every)), []).append(load(job.folder))
+    return runs
+
+
+def answers(record: Record) -> float:
+    """With all test images where the recipe tests with them."""
+    return fmean(record.tested[-1].all_images or record.tested[-1].accuracy or [])
+
+
+def table(data: str, runs: Runs) -> Iterator[str]:
     first = runs["none", 1]
+    yield from (f"### {data}", "")
     yield (
-        f"{SEEDS} seeds, {first[0].recipe.rounds} rounds. ± is the 95 % interval over seeds. Costs: accuracy less that "
-        "of float32 letters every round."
+        f"{len(first[0].clients)} clients, two clusters, {SETTINGS[data].says}, tested after mixing. ± is the 95 % "
+        "interval over seeds. Costs: the loss against float32 letters every round, over the same seeds."
     )
     yield ""
-    yield "| letters | every | answers, % | costs, points | messages | MB | times fewer bytes |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| letters | every | seeds | answers, % | costs, points | messages | MB | times fewer bytes |"
+    yield "|---|---|---|---|---|---|---|---|"
     for (kind, every), records in runs.items():
-        costs = Estimate.of([a.mean - b.mean for a, b in zip(records, first, strict=True)])
-        size = fmean(r.bytes for r in records)
+        pairs = list(zip(records, first, strict=False))  # the same seeds: they start at 0
+        costs = Estimate.of([answers(b) - answers(a) for a, b in pairs])
         cells = (
             KINDS[kind],
             f"{every} round{'s' if every > 1 else ''}",
-            Estimate.of([r.mean for r in records]).text(),
+            str(len(records)),
+            Estimate.of([answers(r) for r in records]).text(),
             "" if records is first else costs.text(sign="+"),
             f"{fmean(r.messages for r in records):,.0f}",
-            f"{size / 1e6:,.0f}",
-            f"{fmean(r.bytes for r in first) / size:.1f}",
+            f"{fmean(r.bytes for r in records) / 1e6:,.0f}",
+            f"{fmean(b.bytes for _, b in pairs) / fmean(r.bytes for r in records):.1f}",
         )
         yield f"| {' | '.join(cells)} |"
+    yield ""
 
 
-def draw(runs: dict[tuple[str, int], list[Record]], path: Path) -> None:
+def draw(runs: Mapping[str, Runs], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for kind, label in KINDS.items():
-        sizes = [fmean(r.bytes for r in runs[kind, every]) / 1e6 for every in EVERY]
-        answers = [100 * fmean(r.mean for r in runs[kind, every]) for every in EVERY]
-        axes.plot(sizes, answers, "o-", label=label)
-        for size, answer, every in zip(sizes, answers, EVERY, strict=True):
-            axes.annotate(f"{every}", (size, answer), textcoords="offset points", xytext=(4, 5), fontsize=8)
-    axes.set(xscale="log", xlabel="MB sent in the whole run", ylabel="answers, %")
-    axes.set_title("A number is the rounds between letters", fontsize=10)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    figure, grid = plt.subplots(1, len(runs), figsize=(1 + 3.6 * len(runs), 3.8), layout="constrained", squeeze=False)
+    for axes, (data, some) in zip(grid[0], runs.items(), strict=True):
+        for kind, label in KINDS.items():
+            # The first seeds only, which all letters have.
+            shared = {every: some[kind, every][: SETTINGS[data].seeds] for every in EVERY}
+            sizes = [fmean(r.bytes for r in records) / 1e6 for records in shared.values()]
+            percent = [100 * fmean(answers(r) for r in records) for records in shared.values()]
+            axes.plot(sizes, percent, "o-", label=label)
+            for size, height, every in zip(sizes, percent, EVERY, strict=True):
+                axes.annotate(f"{every}", (size, height), textcoords="offset points", xytext=(4, 5), fontsize=8)
+        axes.set(xscale="log", xlabel="MB sent in the whole run", title=data)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0][0].set_ylabel("answers, %")
+    grid[0][0].legend(frameon=False)
+    figure.suptitle("A number is the rounds between letters", fontsize=10)
     figure.savefig(path, dpi=120)
 
 

@@ -56,7 +56,7 @@ class CourierSettings(ContrastSettings, CourierNetworkSettings):
         lt=1,
         description="With share 'held-out': the share of the training images of each class that is held out.",
     )
-    every: int = Field(1, ge=1, description="Rounds between letters.")
+    every: int = Field(1, ge=1, description="Rounds between letters. In between, the teacher of who has kin stays.")
 
 
 class Courier(WithCourier[CourierSettings]):
@@ -197,7 +197,15 @@ class Courier(WithCourier[CourierSettings]):
         pairs = list(pairs)
         if self.writes(round):
             self.mix_with_kin(pairs)
-        copy_networks([(client.model.own[COURIER], client.model.own[TEACHER]) for client, _ in pairs])
+        changed = [client for client, _ in pairs if self.writes(round) or not self.has_kin(client)]
+        copy_networks([(client.model.own[COURIER], client.model.own[TEACHER]) for client in changed])
+
+    def has_kin(self, client: Client) -> bool:
+        """Whether its courier was mixed with others the last time.
+
+        Then its teacher stays as it is until the next letters: the courier has trained alone since, and is a worse one.
+        """
+        return int(client.state[MIXED]) > 1
 
     def mix_with_kin(self, pairs: Sequence[Pair]) -> None:
         updates = [self.update(client) for client, _ in pairs]
