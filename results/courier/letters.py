@@ -4,8 +4,7 @@
     cd results/courier && python letters.py --out runs --plot letters.png > letters.md     # over an hour on two cores
 
 On digits and FashionMNIST clients have four small backbones. On CIFAR-10 their own networks are the smallest there are,
-and the couriers answer: they do not learn from own networks. The tables and the picture are made from the runs; runs that
-are finished are not run again.
+and the couriers answer: they do not learn from own networks. Runs that are finished are not run again.
 """
 
 from __future__ import annotations
