@@ -2,8 +2,9 @@
 
     mapl data get cifar10
     python results/courier/colour.py --rounds 50         # CIFAR-10, scenario 1, writes colour.md
+    python results/courier/colour.py --little            # without a GPU, writes colour-little.md
 
-All candidates have about 0.3 million parameters, except the narrow one. Everything else is recipes/modern.
+Everything else is recipes/modern. --little has the fewer clients and images of letters.py, and couriers alone answer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
+from letters import COLOUR
 from torch import nn
 
 import mapl
@@ -28,6 +30,7 @@ from mapl.recipe import assignment, compose, read
 from mapl.trees import Tree
 
 HERE = Path(__file__).parent
+LITTLE = "10 clients with 100 training images per class, whose own networks are the smallest there are"
 RECIPE = HERE.parents[1] / "recipes" / "modern" / "heterogeneous.toml"
 Image = tuple[int, int, int]
 
@@ -55,6 +58,21 @@ def half(image: Image, embedding: int) -> nn.Module:
     return network(image, embedding, 2, Block(32), Stage(32, 64), Stage(64, 128))
 
 
+def half_light(image: Image, embedding: int) -> nn.Module:
+    """Half the resolution, and only the stem sees it: 32, 64 and 128 channels."""
+    return network(image, embedding, 2, Stage(32, 64), Stage(64, 128))
+
+
+def half_24(image: Image, embedding: int) -> nn.Module:
+    """Half the resolution from the stem on: 24, 48 and 96 channels."""
+    return network(image, embedding, 2, Block(24), Stage(24, 48), Stage(48, 96))
+
+
+def half_16(image: Image, embedding: int) -> nn.Module:
+    """Half the resolution from the stem on: 16, 32 and 64 channels."""
+    return network(image, embedding, 2, Block(16), Stage(16, 32), Stage(32, 64))
+
+
 def half_wide(image: Image, embedding: int) -> nn.Module:
     """Half the resolution from the stem on, wide and short: 64 and 128 channels."""
     return network(image, embedding, 2, Block(64), Stage(64, 128))
@@ -65,32 +83,35 @@ def narrow(image: Image, embedding: int) -> nn.Module:
     return network(image, embedding, 1, Block(16), Stage(16, 32), Stage(32, 64))
 
 
-CANDIDATES = {made.__name__: made for made in (full, no_block, half, half_wide, narrow)}
+CANDIDATES = {made.__name__: made for made in (full, no_block, half, half_light, half_24, half_16, half_wide, narrow)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=int, help="50; with --little always 60")
+    parser.add_argument("--little", action="store_true", help="couriers alone, few clients and images: for a CPU")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--couriers", nargs="*", choices=list(CANDIDATES), default=list(CANDIDATES))
     parser.add_argument("--data-dir", help="folder with the data set's files")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="settings")
     parser.add_argument("--runs", type=Path, default=Path("runs/colour"), help="folder for the runs")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder for colour.md and colour.jsonl")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder for the table and its rows")
     options = parser.parse_args()
-    rows = []
+    options.rounds = COLOUR["rounds"] if options.little else options.rounds or 50
+    rows, path = [], options.out / f"colour{'-little' * options.little}"
     with keeping_data():
         for seed in options.seeds:
             for name in options.couriers:
                 rows.append(measured(name, seed, options))
                 print(json.dumps(rows[-1]), flush=True)
-                (options.out / "colour.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-                (options.out / "colour.md").write_text(page(rows, options))
+                path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+                path.with_suffix(".md").write_text(page(rows, options))
 
 
 def measured(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     layers: list[Tree] = [
         read(RECIPE),
+        COLOUR if options.little else {},
         {"data": {"folder": options.data_dir}} if options.data_dir else {},
         {"seed": seed, "rounds": options.rounds, "checkpoint": {"every": 10**6, "keep": 1}},
         {"method": {"name": "courier", "courier": f"colour:{name}"}},
@@ -128,15 +149,16 @@ def operations(name: str) -> float:
 
 
 def page(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    how = "--little" if options.little else f"--rounds {options.rounds}"
     words = [
         "# Couriers for colour images",
         "",
-        f"    python results/courier/colour.py --rounds {options.rounds}"
-        + "".join(f" --set {text}" for text in options.settings),
+        f"    python results/courier/colour.py {how}" + "".join(f" --set {text}" for text in options.settings),
         "",
-        f"CIFAR-10, scenario 1, 20 clients, recipes/modern, method `courier`, {options.rounds} rounds, all test "
-        f"images, {rows[0]['device']}. Accuracies in %. Operations are those of one image's forward pass, in millions. "
-        "Seconds per round are medians of training and exchange of all clients, own networks included.",
+        f"CIFAR-10, scenario 1, {LITTLE if options.little else '20 clients'}, recipes/modern, method `courier`, "
+        f"{options.rounds} rounds, all test images, {rows[0]['device']}. Accuracies in %. Operations are those of one "
+        "image's forward pass, in millions. Seconds per round are medians of training and exchange of all clients, own "
+        "networks included.",
         "",
         "| courier | what it is | parameters | operations | s per round | seeds | answers | courier | own network |",
         "|---|---|---|---|---|---|---|---|---|",
