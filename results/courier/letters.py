@@ -27,12 +27,16 @@ from mapl.trees import Tree, merge
 
 KINDS = {"none": "float32", "bfloat16": "bfloat16", "int8": "int8", "top-k": "top-k, 5 %"}
 EVERY = (1, 2, 5)
+ALL = tuple((kind, every) for kind in KINDS for every in EVERY)
+FEW = (("none", 1), ("none", 2), ("none", 5), ("bfloat16", 1), ("int8", 1), ("int8", 2), ("int8", 5), ("top-k", 1))
 CHOSEN = ("int8", 2)
 
 
 class Setting(NamedTuple):
     recipe: Tree
     says: str
+    arms: tuple[tuple[str, int], ...]
+    """Kinds of letters, and rounds between them."""
     seeds: int
     seeds_of_chosen: int
     """Of the letters that are recommended, and of those that they are compared with."""
@@ -65,10 +69,10 @@ COLOUR: Tree = merge(
     },
 )
 SETTINGS = {
-    "digits": Setting(COMMON, "45 rounds, the demo's setting", 3, 3),
-    "fashionmnist": Setting(FASHIONMNIST, "40 rounds, 20 training images per class and client", 3, 3),
+    "digits": Setting(COMMON, "45 rounds, the demo's setting", ALL, 3, 3),
+    "fashionmnist": Setting(FASHIONMNIST, "40 rounds, 20 training images per class and client", ALL, 3, 3),
     "cifar10": Setting(
-        merge(read(MODERN), COLOUR), "60 rounds of recipes/modern, 100 training images per class and client", 1, 2
+        merge(read(MODERN), COLOUR), "60 rounds of recipes/modern, 100 training images per class and client", FEW, 1, 2
     ),
 }
 Runs = Mapping[tuple[str, int], Sequence[Record]]
@@ -93,20 +97,17 @@ def main() -> None:
 def jobs_of(data: str, folder: str | None, out: Path) -> Iterator[Job]:
     setting = SETTINGS[data]
     for seed in range(setting.seeds_of_chosen):
-        for kind in KINDS:
-            for every in EVERY:
-                if seed >= setting.seeds and (kind, every) not in (("none", 1), CHOSEN):
-                    continue
-                name = f"{data}-{kind}-{every}-seed{seed}"
-                own = {
-                    "method": {"name": "courier", "every": every},
-                    "network": {"compress": {"kind": kind}},
-                    "seed": seed,
-                    "name": name,
-                    "checkpoint": {"every": 1000, "keep": 1},
-                }
-                files = {"data": {"folder": folder}} if folder and data != "digits" else {}
-                yield Job(f"{kind}/{every}", merge(merge(setting.recipe, own), files), out / name)
+        for kind, every in setting.arms if seed < setting.seeds else (("none", 1), CHOSEN):
+            name = f"{data}-{kind}-{every}-seed{seed}"
+            own = {
+                "method": {"name": "courier", "every": every},
+                "network": {"compress": {"kind": kind}},
+                "seed": seed,
+                "name": name,
+                "checkpoint": {"every": 1000, "keep": 1},
+            }
+            files = {"data": {"folder": folder}} if folder and data != "digits" else {}
+            yield Job(f"{kind}/{every}", merge(merge(setting.recipe, own), files), out / name)
 
 
 def finished(jobs: Sequence[Job]) -> Runs:
@@ -160,11 +161,11 @@ def draw(runs: Mapping[str, Runs], path: Path) -> None:
     for axes, (data, some) in zip(grid[0], runs.items(), strict=True):
         for kind, label in KINDS.items():
             # The first seeds only, which all letters have.
-            shared = {every: some[kind, every][: SETTINGS[data].seeds] for every in EVERY}
+            shared = {e: some[kind, e][: SETTINGS[data].seeds] for e in EVERY if (kind, e) in some}
             sizes = [fmean(r.bytes for r in records) / 1e6 for records in shared.values()]
             percent = [100 * fmean(answers(r) for r in records) for records in shared.values()]
             axes.plot(sizes, percent, "o-", label=label)
-            for size, height, every in zip(sizes, percent, EVERY, strict=True):
+            for size, height, every in zip(sizes, percent, shared, strict=True):
                 axes.annotate(f"{every}", (size, height), textcoords="offset points", xytext=(4, 5), fontsize=8)
         axes.set(xscale="log", xlabel="MB sent in the whole run", title=data)
         axes.spines[["top", "right"]].set_visible(False)
