@@ -162,7 +162,7 @@ class Streams(TorchDispatchMode):
         step = branches._forks[main.cuda_stream]
         for number, output in enumerate(step.outputs):
             for node in nodes(output.grad_fn):
-                streams.setdefault(node, step.branches[number % branches.ASIDES])  # type: ignore[arg-type]
+                streams.setdefault(node, step.branches[number % len(step.branches)])  # type: ignore[arg-type]
         sources, done = defaultdict(list), {}
         for node in nodes(end.grad_fn):
             for following, _ in node.next_functions:

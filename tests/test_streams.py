@@ -28,7 +28,7 @@ def played(patch: pytest.MonkeyPatch, network: Callable[..., nn.Module] = flat, 
     part.engine._enter(slot, part.clients[: slot.size], 0)  # type: ignore[attr-defined]
     slot.start_epochs(0, dict.fromkeys(range(slot.size), 0))
     with Streams(patch) as streams:
-        main = Stream()
+        main = Stream(priority=slot.priority)
         for _ in range(2):
             with streams.on(main):
                 slot.cursor.zero_()
@@ -43,6 +43,27 @@ def test_whatever_needs_something_waits_for_it(network: Any, together: int, monk
     assert streams.faults == set()
     # The step, the teacher, the courier, and the gradients of weights of both that learn: each on its own.
     assert len(streams.work) == 5
+
+
+@interpreted
+def test_where_streams_are_short_the_networks_of_a_step_share_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two slots would be given one stream, and the memory that matrix products on it work in."""
+    monkeypatch.setattr(branches, "STREAMS", 4)
+    streams = played(monkeypatch)
+    assert streams.faults == set()
+    assert len(streams.work) == 4
+
+
+def test_streams_suffice_for_the_papers_networks_and_not_for_eight_slots_of_one_priority() -> None:
+    before = set(branches._crowded)
+    try:
+        branches.plan({-3: 2, -2: 1, 0: 5})
+        assert not branches._crowded
+        branches.plan({-2: 8})
+        assert branches._crowded == {-2}
+    finally:
+        branches._crowded.clear()
+        branches._crowded.update(before)
 
 
 class Forgetful(dict[int, list[Any]]):

@@ -7,7 +7,7 @@ the images: they need nothing from the backbone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 MOST = 16
-"""Branches for gradients of weights, at most. Torch has 32 streams of a priority and then gives out the first again;
-two that are one would share the memory that matrix products work in, though they run side by side."""
+"""Branches for gradients of weights, at most. After `STREAMS` of a priority torch gives out the first again; two that
+are one would share the memory that matrix products work in, though they run side by side."""
 
+STREAMS = 32
+"""Torch has so many streams of a priority."""
 ASIDES = 2
 """Branches for networks beside the backbone, at most, in a step: a courier and its teacher. Further ones share them."""
 
+_crowded: set[int] = set()
+"""The priorities at which a step has one branch for all such networks, because streams are short."""
 _weights: dict[int, torch.cuda.Stream] = {}
 """The branches for gradients of weights, by the handle of the stream that they are beside."""
 _needed: dict[int, list[Tensor]] = {}
@@ -51,6 +55,13 @@ class _Fork:
         return same and self.images._version == self.version
 
 
+def plan(slots: Mapping[int, int]) -> None:
+    """How many slots there will be, by the priority of their streams. It decides how many branches each may have."""
+    of_a_slot = 1 + ASIDES + 2  # the step, networks beside it, gradients of weights of the step and of one such network
+    _crowded.clear()
+    _crowded.update(priority for priority, number in slots.items() if number * of_a_slot > STREAMS)
+
+
 def fork(images: Tensor) -> None:
     """A step begins. What `aside` launches for these images waits for nothing that comes after this."""
     if (main := _current(images.device)) is not None:
@@ -67,7 +78,7 @@ def aside(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     start = _forks.get(main.cuda_stream) if main is not None else None
     if main is None or start is None or not start.feeds(x):
         return network(x)
-    number = len(start.outputs) % ASIDES
+    number = 0 if main.priority in _crowded else len(start.outputs) % ASIDES
     if (main.cuda_stream, number) not in _asides:
         _asides[main.cuda_stream, number] = _stream(main)
     branch = start.branches[number] = _asides[main.cuda_stream, number]
