@@ -48,6 +48,16 @@ def test_a_quick_measurement_leaves_a_table_and_its_numbers(tmp_path, what, colu
         assert all(row[column] > 0 for column in columns if column.startswith(("s ", "seconds", "save", "resume")))
 
 
+def test_a_measurement_needs_no_package_that_only_another_needs():
+    nothing = "; ".join(f"sys.modules['{name}'] = None" for name in ("cryptography", "zenoh", "ray", "playwright"))
+    start = (
+        f"import sys, runpy; {nothing}; sys.path.insert(0, {str(RUN.parent)!r}); sys.argv[1:] = ['methods', '--help']"
+    )
+    command = [sys.executable, "-c", f"{start}; runpy.run_path({str(RUN)!r}, run_name='__main__')"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_edges_of_every_form_of_graph_learning_are_counted(tmp_path):
     *runs, alone = quick("edges", tmp_path).values()
     for rows in runs:

@@ -21,8 +21,8 @@ from conftest import deliver, inboxes_of, parameters, play, row_of, small
 from mapl import Client, MaplError, Recipe
 from mapl.kinship import circle_weights, direction, kept, update_of
 from mapl.losses import distillation
-from mapl.methods._courier import head_of
-from mapl.methods._mixing import copy_networks, flatten, load_flat, shared_tensors
+from mapl.methods._courier import courier_of, head_of
+from mapl.methods._mixing import copy_networks, flatten, length_of, load_all_flat, load_flat, shared_tensors
 from mapl.model import find_backbone
 from mapl.runs.chain import Round
 from mapl.runs.exchange import look_around
@@ -221,6 +221,48 @@ def test_a_letter_carries_the_courier_and_its_drift_alone() -> None:
         }
         # All couriers start alike, whatever the own networks are.
         assert torch.equal(letter.tensors[COURIER], letters[0].tensors[COURIER])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("method", ["courier", "proxyfl"])
+def test_a_reader_expects_letters_like_its_own(method: str) -> None:
+    part = build_part(small(method, method=LITTLE))
+    look_around(part.method, part.clients, None, part.topology, 0)
+    for client in part.clients:
+        client.model.double()
+        courier = part.method.letter(client, 0).tensors[COURIER]  # type: ignore[union-attr]
+        expected = part.method.schema(client, 0)[COURIER]
+        assert (expected.shape, expected.dtype) == (tuple(courier.shape), courier.dtype)
+
+
+def test_a_courier_is_made_one_vector_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that takes as long as anything else in an exchange."""
+    made: list[int] = []
+    plain = courier_of
+    monkeypatch.setattr("mapl.methods.courier.courier_of", lambda client: made.append(client.id) or plain(client))
+    part = trained_apart()
+    for t in range(2):
+        play_round(part, t)
+        assert sorted(made) == sorted([0, 1, 2, 3] * (t + 1))
+    look_around(part.method, part.clients, None, part.topology, 2)
+    letter = {3: part.method.letter(part.clients[3], 2)}
+    part.method.absorb(part.clients[0], 2, deliver(letter, {0: torch.tensor([3])}, 2)[0])  # type: ignore[arg-type]
+    assert made[-2:] == [3, 0], "who wrote no letter mixes its own courier all the same"
+
+
+def test_who_trained_after_its_letter_mixes_what_it_is_now() -> None:
+    """A letter of an earlier round, whose answers never came."""
+    parts = [trained_apart() for _ in range(2)]
+    for part, writes in zip(parts, (True, False), strict=True):
+        look_around(part.method, part.clients, None, part.topology, 1)
+        client = part.clients[0]
+        if writes:
+            part.method.letter(client, 0)
+        load_flat(2 * flatten(client.model.own[COURIER]), client.model.own[COURIER])
+        letters = {1: part.method.letter(part.clients[1], 1)}
+        part.method.absorb(client, 1, deliver(letters, {0: torch.tensor([1])}, 1)[0])  # type: ignore[arg-type]
+    before, after = (parameters(part) for part in parts)
+    for name, value in before.items():
+        assert torch.equal(after[name], value), name
 
 
 def test_kin_whose_letter_is_lost_stay_kin() -> None:
@@ -453,6 +495,24 @@ def test_a_networks_tensors_come_in_the_order_of_its_state(backbone: str) -> Non
     tensors = shared_tensors(network)
     assert [tensor.data_ptr() for tensor in tensors] == [tensor.data_ptr() for tensor in expected]
     assert not any(tensor.requires_grad for tensor in tensors)
+
+
+def test_many_networks_are_written_at_once_as_one_by_one() -> None:
+    """Also where filters lie channels last, as on a GPU; and a variance below 0 becomes 0."""
+    network = find_backbone("courier")((3, 32, 32), 8)
+    one, many = [[copy.deepcopy(network) for _ in range(3)] for _ in range(2)]
+    for some in (one, many):
+        some[1].to(memory_format=torch.channels_last)
+    vectors = [torch.randn(length_of(network), generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    for module, vector in zip(one, vectors, strict=True):
+        load_flat(vector, module)
+    load_all_flat((vector, (module,)) for vector, module in zip(vectors, many, strict=True))
+    for a, b, vector in zip(one, many, vectors, strict=True):
+        assert torch.equal(flatten(a), flatten(b))
+        variances = torch.cat([part.running_var for part in b.modules() if isinstance(part, nn.BatchNorm2d)])
+        assert variances.min() == 0
+        assert torch.equal(b[0][0].weight.flatten(), vector[: b[0][0].weight.numel()])
+    load_all_flat([])
 
 
 def test_networks_are_copied_with_their_statistics() -> None:

@@ -3,6 +3,8 @@
 import re
 import sys
 import warnings
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +19,14 @@ from mapl.data.dataset import DataSettings
 from mapl.data.sources.digits import Digits
 from mapl.engine._base import make_deterministic
 from mapl.engine.cuda import GroupedEngine
+from mapl.engine.cuda.builder import Builder
 from mapl.engine.cuda.families import operations_of
+from mapl.engine.cuda.kernels import launch
 from mapl.engine.settings import EngineSettings
 from mapl.errors import MaplError
 from mapl.losses import cross_entropy
 from mapl.methods.local import Local
-from mapl.recipe import Recipe
+from mapl.recipe import Recipe, compose, read
 from mapl.runs.part import Part, build_part, given_in_python
 from mapl.runs.round import play_round
 
@@ -731,6 +735,43 @@ def test_on_a_gpu_groups_learn_what_eager_steps_learn(method, backbones):
 
 
 WAYS = [("eager", False), ("grouped", False), ("eager", True)]
+
+
+class NoKernels:
+    """In the place of what builds kernels: they are neither built nor run."""
+
+    def add(self, *_):
+        pass
+
+
+@cpu_only
+@pytest.mark.parametrize("method", ["courier", "mutual"])
+def test_couriers_beside_the_papers_networks_learn_in_groups(method, monkeypatch):
+    """At their real sizes, without a kernel: who falls back would take several times as long, with a warning at most."""
+    recipe_of_today = read(Path(__file__).parents[1] / "recipes" / "modern" / "heterogeneous.toml")
+    over = {"method": {"name": method}, "clients": 8, "train": {"steps": 1}, "engine": {"device": "cpu"}}
+    made = compose(("recipe", recipe_of_today), ("test", over))[0]
+    labels = torch.arange(30_000) % 10
+    images = [Images(torch.zeros(n, 3, 32, 32, dtype=torch.uint8), labels[:n]) for n in (30_000, 3_000)]
+    part = build_part(made, Dataset("black", *images, 10, (0.5,) * 3, (0.5,) * 3))
+    old, use = part.engine, EngineSettings(precision="bf16")
+    engine = GroupedEngine(part.method, old.settings, old.augmentation, old.seed, use, DEVICE)
+    engine.adopt(part.clients)
+    builder = Builder(
+        part.method, old.settings, old.augmentation, engine.homes, engine.precision, use.together, engine.lanes
+    )
+    plan = {f.kind.backbone: (f.group, f.eager, builder._together(f, f.group)) for f in engine.families}
+    # AlexNet fills a GPU by itself.
+    assert plan == {name: (True, False, 1 if name == "alexnet" else use.together) for name in PAPERS}
+    # The rest does not depend on how many images there are in a batch.
+    builder = replace(builder, train=old.settings.model_copy(update={"batch": 2}))
+    monkeypatch.setattr(launch, "_builders", NoKernels())
+    for family in engine.families:
+        slot = builder._slot(family, True)
+        assert (slot.size, family.size) == ((1, 1) if family.kind.backbone == "alexnet" else (2, 2))
+        assert set(slot.try_all()) == {"backbone", *part.method.answers_with}
+        learned = {name for name in family.layout.entries if family.layout.learns(name)}
+        assert slot.networks.learned >= learned, "every parameter has a gradient"
 
 
 class Branching(nn.Module):

@@ -84,6 +84,7 @@ def cases(inputs: tuple[Tensor, Tensor, Tensor, Tensor], tau: float, form: str) 
         "supervised_contrastive": ([projections, labels], (tau, form)),
         "prototype_contrastive": ([projections, labels, prototypes], (tau, form)),
         "prototype_uniformity": ([prototypes], (tau, form)),
+        "distillation": ([logits, 0.5 * logits.roll(1, -1)], (tau,)),
     }
     return {name: (getattr(plain, name), fused.FUSED[name], *given) for name, given in tensors.items()}
 
@@ -123,12 +124,27 @@ def test_a_fused_loss_is_the_plain_one(name: str, size: tuple[int, int, int], fo
     assert_same(cases(data(*size), 0.5, form)[name])
 
 
-@pytest.mark.parametrize("name", LOSSES[1:])
+@pytest.mark.parametrize("name", [name for name in LOSSES[1:] if name != "distillation"])
 @pytest.mark.parametrize("tau", [0.07, 100.0])
 @both_forms
 def test_at_every_temperature(name: str, tau: float, form: str) -> None:
     """At τ = 100 the slopes are small differences of numbers of 1/B."""
     assert_same(cases(data(20, 24, 5), tau, form)[name], 1e-4 if tau > 1 else 1e-5)
+
+
+@pytest.mark.parametrize("tau", [0.5, 1, 4.0, 10.0])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_distillation_at_every_temperature(tau: float, size: tuple[int, int, int]) -> None:
+    """T² makes what float32 loses in a small divergence as large as the loss."""
+    assert_same(cases(data(*size), tau, "paper")["distillation"], 1e-5 * max(1, tau) ** 2)
+
+
+def test_no_gradient_goes_into_a_teacher() -> None:
+    _, _, _, logits = data(9, 6, 4, members=2)
+    ours, teacher = leaf(logits), leaf(-logits)
+    vmap(lambda o, t: fused.distillation(o, t, 4.0))(ours, teacher).sum().backward()
+    assert ours.grad is not None
+    assert teacher.grad is None
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -293,7 +309,9 @@ def test_the_order_of_samples_and_the_length_of_projections_do_not_matter(seed: 
         if name == "prototype_uniformity":
             assert torch.equal(new[1], old[1])
             continue
-        scale = 1 if name == "cross_entropy" else factor[order]  # the longer a vector, the less it turns
+        scale = (
+            1 if name in ("cross_entropy", "distillation") else factor[order]
+        )  # the longer a vector, the less it turns
         torch.testing.assert_close(new[1] * scale, old[1][order], rtol=1e-4, atol=1e-6)
 
 
@@ -400,7 +418,7 @@ def test_what_does_not_fit_is_computed_plainly(launched: list[str], monkeypatch:
         (double, LOSSES),
         (none, LOSSES[:3]),
         (long, ["supervised_contrastive", "prototype_contrastive"]),
-        (many, ["cross_entropy", "prototype_contrastive", "prototype_uniformity"]),
+        (many, ["cross_entropy", "prototype_contrastive", "prototype_uniformity", "distillation"]),
     ]:
         for name in names:
             loss, way, tensors, rest = cases(inputs, 0.5, "paper")[name]

@@ -12,6 +12,7 @@ controls of the same settings alone.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import time
@@ -72,6 +73,8 @@ CONTROLS = {
 }
 """The same training without letters. Arms of the courier with other letters have the courier's."""
 CEILING = "courier, pooled data"
+SETTING_UP = 25
+"""Seconds beside a run's rounds, on a machine that has built its kernels; the first run takes as long again."""
 
 Row = dict[str, Any]
 
@@ -105,6 +108,7 @@ def run_missing(options: argparse.Namespace) -> None:
                 recipe = recipe_of(arm, seed, options)
                 rows = stored(options.store)
                 if any(row["arm"] == arm and row["fingerprint"] == fingerprint(recipe) for row in rows):
+                    print(f"{arm}, seed {seed}: in {options.store} already", flush=True)
                     continue
                 if time.monotonic() + expected_seconds(rows, arm, recipe) > end:
                     print(f"{arm}, seed {seed}: no time left", flush=True)
@@ -151,13 +155,29 @@ def fingerprint(recipe: Recipe) -> str:
 def finished(recipe: Recipe, folder: Path) -> Record:
     record = mapl.run(recipe, folder, overwrite=True)
     shutil.rmtree(folder / "checkpoints")
+    # A run's models refer to each other, and Python would free them and their memory on the GPU much later.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     return record
 
 
 def expected_seconds(rows: Sequence[Row], arm: str, recipe: Recipe) -> float:
-    """From runs of the same arm on any machine; pooled data or nothing known: a guess."""
-    times = [row["seconds"] / row["rounds"] for row in rows if row["arm"].startswith(arm)]
-    return recipe.rounds * (max(times) if times else 0.5)
+    """From a run of this arm, or else of its method, on any machine; nothing known: a guess. With what is not counted
+    as a round: setting up and the last checkpoint."""
+    method = arm.partition(",")[0]
+    of_arm = [row for row in rows if row["arm"] == arm]
+    of_method = [row for row in rows if row["arm"].partition(",")[0] == method and "pooled" not in row["arm"]]
+    times = [row["seconds"] / row["rounds"] for row in of_arm or of_method]
+    more = 1 if of_arm else images_times(recipe)
+    return SETTING_UP + recipe.rounds * more * (max(times) if times else 0.4)
+
+
+def images_times(recipe: Recipe) -> float:
+    """How many times as many images a client trains on in a round as it has itself, at most."""
+    if not recipe.partition.pooled or recipe.train.steps is not None:
+        return 1
+    return recipe.clients / recipe.partition.clusters
 
 
 def summary(record: Record) -> Row:

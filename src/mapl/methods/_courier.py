@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from mapl.client import Client, Server
 from mapl.keys import ALWAYS, NOBODY, key, seeded
 from mapl.methods._base import Method, MethodSettings
-from mapl.methods._mixing import flatten, load_flat
+from mapl.methods._mixing import flatten, length_of, load_all_flat, load_flat
 from mapl.model import check_output, find_backbone, make_backbone
+from mapl.network import Spec
 
 COURIER = "courier"
 
@@ -97,9 +98,20 @@ def courier_of(client: Client) -> Tensor:
     return flatten(client.model.own[COURIER])
 
 
+def courier_spec(client: Client) -> Spec:
+    """The shape and dtype of `courier_of`, without making it."""
+    courier = client.model.own[COURIER]
+    return Spec((length_of(courier),), next(courier.parameters()).dtype)
+
+
 def load_courier(client: Client, vector: Tensor) -> None:
     """Write such a vector back into the client's courier."""
     load_flat(vector, client.model.own[COURIER])
+
+
+def load_couriers(clients: Sequence[Client], vectors: Sequence[Tensor]) -> None:
+    """`load_courier` for many clients at once."""
+    load_all_flat((v, (client.model.own[COURIER],)) for client, v in zip(clients, vectors, strict=True))
 
 
 def head_of(network: nn.Module) -> Tensor:

@@ -5,7 +5,7 @@ A method passes its `mixing`, so that every average follows the recipe's `networ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +57,27 @@ def weighted_mean(rule: MixingSettings, weights: Tensor, stacked: Tensor, me: in
 
 def shared_tensors(*modules: nn.Module) -> list[Tensor]:
     """Parameters and buffers that can be averaged: all but counters such as `num_batches_tracked`."""
+    return [tensor.detach() for tensor in _averaged(*modules)]
+
+
+def length_of(*modules: nn.Module) -> int:
+    """How many numbers `flatten` returns."""
+    return sum(tensor.numel() for tensor in _averaged(*modules))
+
+
+def _averaged(*modules: nn.Module) -> list[Tensor]:
     # As state_dict() has them and in its order, but several times as fast.
-    parts = [part for module in modules for _, part in module.named_modules(remove_duplicate=False)]
-    tensors = [tensor for part in parts for tensor in _kept(part) if tensor is not None and tensor.is_floating_point()]
-    return [tensor.detach() for tensor in tensors]
+    parts = [part for module in modules for part in _parts(module)]
+    return [tensor for part in parts for tensor in _kept(part) if tensor is not None and tensor.is_floating_point()]
+
+
+def _parts(module: nn.Module) -> list[nn.Module]:
+    """The module and all inside, in the order of `named_modules(remove_duplicate=False)`, which takes much longer."""
+    found = [module]
+    for child in module._modules.values():
+        if child is not None:
+            found += _parts(child)
+    return found
 
 
 def _kept(part: nn.Module) -> list[Tensor | None]:
@@ -79,15 +96,32 @@ def flatten(*modules: nn.Module) -> Tensor:
 
 def load_flat(vector: Tensor, *modules: nn.Module) -> None:
     """Write such a vector back into the modules, in place. A variance below 0, as noise may leave, becomes 0."""
-    tensors = shared_tensors(*modules)
-    values = torch.split(vector, [tensor.numel() for tensor in tensors])
-    with torch.no_grad():
-        torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(values, tensors, strict=True)])
-        # Letters with noise may bring a variance below 0, whose root would be NaN.
-        norms = [part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)]
-        variances = [norm.running_var for norm in norms if norm.running_var is not None]
-        if variances:
-            torch._foreach_clamp_min_(variances, 0.0)
+    load_all_flat([(vector, modules)])
+
+
+@torch.no_grad()
+def load_all_flat(pairs: Iterable[tuple[Tensor, Sequence[nn.Module]]]) -> None:
+    """`load_flat` for many networks in a few calls: on a GPU a call takes longer than the numbers that it moves."""
+    moves: list[tuple[Tensor, Tensor]] = []
+    variances: list[Tensor] = []
+    for vector, modules in pairs:
+        tensors = shared_tensors(*modules)
+        values = torch.split(vector, [tensor.numel() for tensor in tensors])
+        moves += [(tensor, part.view_as(tensor)) for part, tensor in zip(values, tensors, strict=True)]
+        variances += _variances(modules)
+    # A GPU takes one call for many tensors only if the two of every pair lie alike in memory; filters may not.
+    for alike in (True, False):
+        some = [(to, part) for to, part in moves if (to.stride() == part.stride()) == alike]
+        if some:
+            torch._foreach_copy_([to for to, _ in some], [part for _, part in some])
+    # Letters with noise may bring a variance below 0, whose root would be NaN.
+    if variances:
+        torch._foreach_clamp_min_(variances, 0.0)
+
+
+def _variances(modules: Sequence[nn.Module]) -> list[Tensor]:
+    norms = [part for module in modules for part in dict.fromkeys(_parts(module)) if isinstance(part, _BatchNorm)]
+    return [norm.running_var for norm in norms if norm.running_var is not None]
 
 
 @torch.no_grad()

@@ -19,7 +19,15 @@ from mapl.kinship import circle_weights, direction, kept, update_of
 from mapl.losses import cross_entropy, distillation
 from mapl.methods._circles import Circles, Pair, groups
 from mapl.methods._contrast import ContrastSettings, contrast
-from mapl.methods._courier import COURIER, CourierNetworkSettings, WithCourier, courier_of, head_of, load_courier
+from mapl.methods._courier import (
+    COURIER,
+    CourierNetworkSettings,
+    WithCourier,
+    courier_of,
+    courier_spec,
+    head_of,
+    load_couriers,
+)
 from mapl.methods._mixing import copy_networks
 from mapl.model import architecture
 from mapl.network import Inbox, Letter, Spec, specs
@@ -87,6 +95,8 @@ class Courier(WithCourier[CourierSettings]):
     def __init__(self, settings: CourierSettings):
         super().__init__(settings)
         self._architectures: dict[int, str] = {}
+        self._written: dict[int, Letter] = {}
+        """The last letter of each client until it has read those of that round: its own tensors need no second copy."""
 
     def uses(self) -> tuple[str, ...]:
         return self.settings.uses()
@@ -167,12 +177,13 @@ class Courier(WithCourier[CourierSettings]):
         if not self.writes(round):
             return None
         tensors = {COURIER: courier_of(client), DRIFT: direction(self.drift(client))}
-        return client.letter(round, tensors, self.architecture(client))
+        self._written[client.id] = client.letter(round, tensors, self.architecture(client))
+        return self._written[client.id]
 
     def schema(self, node: Client | Server, round: int) -> Mapping[str, Spec]:
         assert isinstance(node, Client)  # there is no server
-        tensors = {COURIER: courier_of(node), DRIFT: node.state[DRIFT]}
-        return {name: spec._replace(by_architecture=True) for name, spec in specs(tensors).items()}
+        found = {COURIER: courier_spec(node), **specs({DRIFT: node.state[DRIFT]})}
+        return {name: spec._replace(by_architecture=True) for name, spec in found.items()}
 
     def architecture(self, client: Client) -> str:
         """That of the courier. It never changes, and computing it takes as long as writing the letter."""
@@ -196,7 +207,7 @@ class Courier(WithCourier[CourierSettings]):
         """`absorb` for many clients. The arithmetic of each is the same however many there are."""
         pairs = list(pairs)
         if self.writes(round):
-            self.mix_with_kin(pairs)
+            self.mix_with_kin(pairs, round)
         changed = [client for client, _ in pairs if self.writes(round) or not self.has_kin(client)]
         copy_networks([(client.model.own[COURIER], client.model.own[TEACHER]) for client in changed])
 
@@ -207,23 +218,31 @@ class Courier(WithCourier[CourierSettings]):
         """
         return int(client.state[MIXED]) > 1
 
-    def mix_with_kin(self, pairs: Sequence[Pair]) -> None:
+    def mix_with_kin(self, pairs: Sequence[Pair], round: int) -> None:
         updates = [self.update(client) for client, _ in pairs]
-        for client, _ in pairs:
-            client.state[DRIFT].copy_(self.drift(client))
+        for (client, _), update in zip(pairs, updates, strict=True):
+            client.state[DRIFT] += client.state[KEPT] * update
             client.state[MIXED].fill_(1)
         for group in groups((client, self.fitting(client, inbox)) for client, inbox in pairs):
             circles = Circles(group)
             with part("graph"):
-                cosines = circles.cosines(DRIFT, lambda client: direction(client.state[DRIFT]), "paper")
+                cosines = circles.cosines(DRIFT, lambda client: self.written(client, round, DRIFT), "paper")
                 weights = circle_weights(torch.from_numpy(cosines), torch.from_numpy(circles.sizes)).numpy()
-            self.mix(circles, weights)
+            self.mix(circles, weights, round)
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
                 client.state[MIXED].fill_(int((weights[start:end] > 0).sum()))
         for (client, _), update in zip(pairs, updates, strict=True):
             client.state[KEPT].copy_(kept(update, self.update(client)))
             client.state[START].copy_(head_of(client.model.own[COURIER]))
+            self._written.pop(client.id, None)
+
+    def written(self, client: Client, round: int, name: str) -> Tensor:
+        """What a letter of the client has under this name, whether or not it wrote one this round."""
+        letter = self._written.get(client.id)
+        if letter is not None and letter.round == round:
+            return letter.tensors[name]
+        return courier_of(client) if name == COURIER else direction(client.state[DRIFT])
 
     def fitting(self, client: Client, inbox: Inbox) -> Inbox:
         """The letters whose couriers have the shape of the client's own. Others are counted, and said once."""
@@ -241,13 +260,12 @@ class Courier(WithCourier[CourierSettings]):
         )
         return inbox.select(torch.tensor(fits))
 
-    def mix(self, circles: Circles, weights: NDArray[np.float64]) -> None:
+    def mix(self, circles: Circles, weights: NDArray[np.float64], round: int) -> None:
         """Every courier becomes Σ_j w_ij courier_j, or what a robust rule has in its place."""
-        table = circles.table(COURIER, courier_of)
+        table = circles.table(COURIER, lambda client: self.written(client, round, COURIER))
         mixed = [torch.empty_like(table.stack[0]) for _ in circles.clients]
         circles.mix(self.mixing, table, weights, mixed)
-        for client, vector in zip(circles.clients, mixed, strict=True):
-            load_courier(client, vector)
+        load_couriers(circles.clients, mixed)
 
     def weights(self, client: Client) -> Peers:
         return client.peers

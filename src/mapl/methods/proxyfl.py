@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from mapl.client import Client, Peers, Server
-from mapl.methods._courier import COURIER, courier_of, load_courier
+from mapl.methods._courier import COURIER, courier_of, courier_spec, load_courier
 from mapl.methods._mixing import insert, mixed, with_me
 from mapl.methods._mutual import DeepMutual, DeepMutualSettings
 from mapl.network import Inbox, Letter, Spec
@@ -86,7 +86,7 @@ class ProxyFL(DeepMutual[ProxyFLSettings]):
         """A mass is more than 0, and a mean of masses that began with 1. It may differ from others by any factor."""
         assert isinstance(node, Client)  # there is no server
         mass = Spec((1,), torch.float64, low=math.ulp(0.0), high=2.0)
-        return {COURIER: Spec(tuple(courier_of(node).shape)), MASS: mass}
+        return {COURIER: courier_spec(node), MASS: mass}
 
     def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
         """Add what arrived to what was kept. A client that reaches nobody has sent nothing, and keeps everything."""

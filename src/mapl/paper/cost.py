@@ -32,13 +32,21 @@ def _views(recipe: Recipe) -> int:
     return method_class(recipe.method.name).views
 
 
+@looking()
+def _networks(recipe: Recipe) -> int:
+    return len(method_class(recipe.method.name).answers_with)
+
+
 Kind = tuple[int, tuple[str, ...], tuple[int, ...], str]
 
 
 def kind_of(recipe: Recipe) -> Kind:
-    """Runs of one kind take about the same time for an image: views, backbones, other sizes of the models, data."""
+    """Runs of one kind take about the same time for an image: views, backbones, other sizes of the models, data.
+
+    The sizes count the networks that answer: a client with a courier has more to train.
+    """
     model = recipe.model
-    sizes = (model.embedding, model.projection, model.hidden, recipe.clients)
+    sizes = (model.embedding, model.projection, model.hidden, recipe.clients, _networks(recipe))
     return _views(recipe), model.backbones, sizes, recipe.data.name
 
 

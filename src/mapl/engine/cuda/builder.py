@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ class Builder:
         branches.forget()
         for family in families:
             self._try(family, lambda family: family.slots.append(self._slot(family, family.group)))
+        slots: Counter[int] = Counter()
+        for family in families:
+            slots.update({slot.priority: self._lanes(family, family.group) for slot in family.slots})
+        branches.plan(slots)
         if self.homes.device.type == "cuda":
             # Nothing is computed, so values are arbitrary: a loss must not use them as indices.
             self._build_kernels([family for family in families if family.group and self.method.dry_run], pixels)
@@ -121,9 +126,7 @@ class Builder:
             self.homes.bind(client, family.layout, self.precision)
 
     def _make_slots(self, family: Family, group: bool) -> None:
-        turns = -(-len(family.clients) // self._together(family, group))
-        wanted = min(turns, self.lanes if turns < len(family.clients) else max(self.lanes, ALONE_LANES))
-        while len(family.slots) < wanted:
+        while len(family.slots) < self._lanes(family, group):
             family.slots.append(self._slot(family, group))
         for slot in family.slots:
             slot.capture()
@@ -139,6 +142,11 @@ class Builder:
             slot.views = Views(self.augmentation, device)
         slot.load([first], [self.homes.rows[first.id]], [self.homes.counters[first.id]])
         return slot
+
+    def _lanes(self, family: Family, group: bool) -> int:
+        """How many slots of this family work at a time."""
+        turns = -(-len(family.clients) // self._together(family, group))
+        return min(turns, self.lanes if turns < len(family.clients) else max(self.lanes, ALONE_LANES))
 
     def _together(self, family: Family, group: bool) -> int:
         """How many clients a slot of this family has at most."""

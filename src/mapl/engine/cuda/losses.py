@@ -63,12 +63,22 @@ def prototype_uniformity(prototypes: Tensor, temperature: float, form: Form) -> 
     return _loss(partial(_uniformity, temperature=1.0 if paper else temperature, paper=paper), prototypes)
 
 
+def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor | None:
+    """`mapl.losses.distillation`: one kernel, and one for the backward pass."""
+    if not fits(logits, teacher) or not small(classes=logits.shape[1]) or logits.shape != teacher.shape:
+        return None
+    if not _number(temperature):
+        return None
+    return _loss(partial(_distillation, temperature=float(temperature)), logits, teacher.detach())
+
+
 FUSED: Mapping[str, Way] = MappingProxyType(
     {
         "cross_entropy": cross_entropy,
         "supervised_contrastive": supervised_contrastive,
         "prototype_contrastive": prototype_contrastive,
         "prototype_uniformity": prototype_uniformity,
+        "distillation": distillation,
     }
 )
 """What `mapl.losses.computed_by` takes."""
@@ -92,7 +102,9 @@ def small(rows: int = 1, classes: int = 1) -> bool:
 
 
 Work = Callable[..., tuple[Tensor, Tensor]]
-"""From tensors (G, …): the losses (G,), and the gradients of those that are no labels, flat and in a row, (G, n)."""
+"""From tensors (G, …): the losses (G,), and the gradients of those that are no labels, flat and in a row, (G, n).
+
+Tensors without a gradient, such as a teacher's, come last: the row ends before them."""
 
 
 def _loss(work: Work, *tensors: Tensor) -> Tensor:
@@ -127,7 +139,7 @@ class _Loss(torch.autograd.Function):
         scaled = None if d is None else gradients * d.unsqueeze(-1)
         first = 0
         for shape in ctx.shapes:
-            if shape is None or scaled is None:
+            if shape is None or scaled is None or first == scaled.shape[-1]:
                 found.append(None)
                 continue
             size = shape.numel() // (ctx.members or 1)
@@ -151,7 +163,11 @@ def stack_members(members: int, dims: tuple[int | None, ...], tensors: tuple[Ten
 
 def _plain(temperature: Any, form: Form) -> bool:
     """A temperature that is a tensor may want a gradient; a form that does not exist is refused elsewhere."""
-    return isinstance(temperature, int | float) and form in FORMS
+    return _number(temperature) and form in FORMS
+
+
+def _number(temperature: Any) -> bool:
+    return isinstance(temperature, int | float)
 
 
 def dense(x: Tensor) -> Tensor:
@@ -175,6 +191,18 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     launch(
         kernels.cross_entropy, (members,), logits, labels, loss, gradient, b, k, logits.stride(0),
         labels.stride(0), ROWS=block_of(b, 2048 // columns), COLUMNS=columns, num_warps=8,
+    )  # fmt: skip
+    return loss, gradient
+
+
+def _distillation(logits: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logits, teacher = dense(logits), dense(teacher)
+    members, b, k = logits.shape
+    loss, gradient = logits.new_empty(members), logits.new_empty((members, b * k))
+    columns = block_of(k, MOST_CLASSES)
+    launch(
+        kernels.distillation, (members,), logits, teacher, loss, gradient, b, k, temperature, logits.stride(0),
+        teacher.stride(0), ROWS=block_of(b, 1024 // columns), COLUMNS=columns, num_warps=8,
     )  # fmt: skip
     return loss, gradient
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from mapl.client import Client
 from mapl.engine.cuda.layers import Keys, Stack
-from mapl.engine.cuda.layout import Layout
+from mapl.engine.cuda.layout import ALIGN, Layout
 from mapl.engine.cuda.memory import laid, type_of
 
 
@@ -37,14 +37,12 @@ class Room:
         self.grad_high = torch.zeros(size, layout.parameters - layout.low, device=device)
         self.moments = torch.zeros(2, size, layout.parameters, device=device)
         self.counters = torch.zeros(size, len(layout.counters), device=device, dtype=torch.int64)
-        self.state = {
-            name: torch.zeros(size, *value.shape, dtype=value.dtype, device=device)
-            for name, value in client.state.items()
-            if value.device.type == client.model.head.weight.device.type
-        }
+        here = client.model.head.weight.device.type
+        kept = {name: value for name, value in client.state.items() if value.device.type == here}
+        self.state_rows, self.state = _in_rows(kept, size, device)
         # A network as its author wrote it gets what it would get eagerly; autocast makes of that what it does.
-        kept = type_of(shape, dtype if group else torch.float32)
-        self.images = torch.zeros(size, steps, batch, *laid(shape), device=device, dtype=kept)
+        stored_as = type_of(shape, dtype if group else torch.float32)
+        self.images = torch.zeros(size, steps, batch, *laid(shape), device=device, dtype=stored_as)
         self.labels = torch.zeros(size, steps, batch, device=device, dtype=torch.int64)
         self.plan = torch.zeros(steps, size, device=device, dtype=torch.uint8)
         self.cursor = torch.zeros(1, device=device, dtype=torch.int64)
@@ -130,6 +128,18 @@ class Room:
         """The optimiser of a member that lives on from round to round."""
         self.moments[:, g].copy_(moments, non_blocking=True)
         self.stack.step[g].fill_(step)
+
+
+def _in_rows(values: Mapping[str, Tensor], size: int, device: torch.device) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Zeros like `values` for every member, (G, …) each: parts of a few tensors (G, n), one for every dtype."""
+    rows, parts = [], {}
+    for dtype in dict.fromkeys(value.dtype for value in values.values()):
+        some = {name: value for name, value in values.items() if value.dtype == dtype}
+        widths = [-(-value.numel() // ALIGN) * ALIGN for value in some.values()]
+        rows.append(torch.zeros(size, sum(widths), dtype=dtype, device=device))
+        for (name, value), row in zip(some.items(), torch.split(rows[-1], widths, dim=1), strict=True):
+            parts[name] = row[:, : value.numel()].view(size, *value.shape)
+    return rows, {name: parts[name] for name in values}
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:

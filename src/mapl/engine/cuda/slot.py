@@ -101,7 +101,7 @@ class Slot(Room):
         torch.index_select(self.plan, 0, self.cursor, out=self.stack.active.view(1, -1))
         images = seen(self.images.index_select(1, self.cursor)[:, 0])
         labels = self.labels.index_select(1, self.cursor)[:, 0]
-        before = [value.clone() for value in self.state.values()] if self.size > 1 else []
+        before = [rows.clone() for rows in self.state_rows] if self.size > 1 else []
         terms = self.networks.terms(self.method, self.members, images, labels)
         optimise(
             self.flat, self.low, (self.grad_low, self.grad_high), (self.moments[0], self.moments[1]), self.learns,
@@ -112,8 +112,8 @@ class Slot(Room):
     def _account(self, terms: dict[str, Tensor], before: list[Tensor]) -> None:
         """Add up the losses and go to the next batch. A member without a batch keeps the state it had."""
         active, step = self.stack.active, self.stack.step
-        for stacked, old in zip(self.state.values(), before, strict=False):
-            stacked.copy_(torch.where(active.view(-1, *[1] * (old.ndim - 1)) > 0, stacked, old))
+        for rows, old in zip(self.state_rows, before, strict=False):
+            rows.copy_(torch.where(active.view(-1, 1) > 0, rows, old))
         values = torch.stack([value.detach().view(self.size) for value in terms.values()])
         if not self.terms:
             self.terms = list(terms)

@@ -74,6 +74,33 @@ def cross_entropy(
     tl.store(loss + g, tl.sum(total, 0) / B)
 
 
+@triton.jit(do_not_specialize=["B"])
+def distillation(
+    logits, teacher, loss, gradient, B, K, temperature, member, teacher_member, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """T² times the mean KL(softmax(teacher / T) ‖ softmax(logits / T)) over the B rows of a member, and its gradient
+    (G, B, K) with respect to the logits."""
+    g = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, COLUMNS)
+    logits += g * member
+    teacher += g * teacher_member
+    gradient += g * B * K
+    total = tl.zeros([ROWS], tl.float32)
+    for start in range(0, B, ROWS):
+        r = start + tl.arange(0, ROWS)
+        at = r[:, None] * K + k[None, :]
+        inside = (r < B)[:, None] & (k < K)[None, :]
+        ours = tl.load(logits + at, inside, 0) / temperature
+        theirs = tl.load(teacher + at, inside, 0) / temperature
+        p, p_top, p_log_sum = _softmax(theirs, inside)
+        q, q_top, q_log_sum = _softmax(ours, inside)
+        gap = (theirs - p_top[:, None] - p_log_sum[:, None]) - (ours - q_top[:, None] - q_log_sum[:, None])
+        tl.store(gradient + at, (q - p) * (temperature / B), inside)
+        total += tl.sum(tl.where(inside, p * gap, 0.0), 1)
+    tl.store(loss + g, tl.sum(total, 0) * (temperature * temperature / B))
+
+
 @triton.jit
 def _inverse_length(squares):
     """1/‖v‖ of vectors whose sums of squares these are, and 1 for one that is as good as zero (`norm_or_one`)."""
