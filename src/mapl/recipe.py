@@ -286,6 +286,8 @@ class Recipe(Section):
             tree["network"] = without_letters(self.network).model_dump(mode="json", exclude={"transport"})
         if tree["network"]["topology"]["name"] != "explore":
             tree["network"]["topology"].pop("explore")
+        if ":" in self.method.name:
+            tree["method"] = _as_written(tree["method"])
         return tree
 
     def fingerprint(self) -> str:
@@ -510,6 +512,14 @@ def _origin(key: str, origins: Provenance) -> str:
         if (prefix := ".".join(parts[:length])) in origins:
             return origins[prefix]
     return "default"
+
+
+def _as_written(tree: Tree) -> Tree:
+    """The tree with "none" for None, as a file has it: who does not import the method cannot tell one from the other."""
+    return {
+        key: UNSET if value is None else _as_written(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+    }
 
 
 def _with_none(tree: Tree, section: type[BaseModel]) -> Tree:
