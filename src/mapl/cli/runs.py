@@ -196,9 +196,13 @@ def resume_command(
     total, again = rounds or load_recipe(folder).rounds, engine_again(ray)
     with stoppable(folder, again) as interrupt, observing(total, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
+        played: list[int] = []
+        observers.append(lambda recipe, line, seconds: played.append(line.round))
         record = resume(
             folder, rounds=rounds, observers=observers, stop=interrupt, profile=profile, trust=trust, ray=ray
         )
+    if record.finished and not played and not as_json:
+        say(f"nothing was left to train: all {len(record.rounds)} rounds were there; --rounds trains further")
     conclude(record, as_json, profile, interrupt.status, again=again)
 
 
