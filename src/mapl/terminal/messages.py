@@ -43,7 +43,10 @@ def show_warning(
 def error(error: MaplError | str) -> None:
     """Why a command failed, on standard error."""
     Console(stderr=True, highlight=False).print("[bold red]error:[/]", end=" ")
-    print(printable(error if isinstance(error, str) else error.shell, keep=LINES), file=sys.stderr)
+    if isinstance(error, MaplError):
+        notes = "; ".join(getattr(error, "__notes__", []))
+        error = f"{error.shell} ({notes})" if notes else error.shell
+    print(printable(error, keep=LINES), file=sys.stderr)
 
 
 def console() -> Console:
