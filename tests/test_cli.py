@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -152,6 +153,8 @@ def test_resume_plays_again_what_came_after_the_checkpoint_and_can_go_further():
     assert shown == ["3/6", "4/6", "5/6", "6/6"]
     assert written(Path("run")) == written(Path("whole"))
     assert "round 8/8" in streams("resume", "run", "--rounds", 8)[1]
+    shutil.copytree("run", "my run")
+    assert "mapl report 'my run'" in cli("resume", "my run")
     assert "nothing was left to train: all 8 rounds" in cli("resume", "run", "--rounds", 8)
     assert len(mapl.load("run").rounds) == 8
 

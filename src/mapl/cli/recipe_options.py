@@ -11,6 +11,7 @@ import typer
 
 from mapl.cli.named import NAMED, completing
 from mapl.errors import MaplError
+from mapl.terminal.messages import quoted
 
 if TYPE_CHECKING:
     from mapl.recipe import Recipe
@@ -86,8 +87,8 @@ def compose_recipe(
 def _check_recipe(path: Path) -> None:
     """Refuse a folder or a name in the place of a recipe, with the option or the command that takes it."""
     if path.is_dir():
-        is_run = (path / "recipe.toml").exists()
-        meant = f"mapl resume {path} continues this run" if is_run else f"--data {path} trains on what is in it"
+        is_run, given = (path / "recipe.toml").exists(), quoted(path)
+        meant = f"mapl resume {given} continues this run" if is_run else f"--data {given} trains on what is in it"
         raise MaplError(f"recipe {str(path)!r} is a folder, but a recipe is a TOML file; {meant}")
     option = next((option for option, room in _NAMED_BY.items() if str(path) in NAMED[room]()), None)
     if option and not path.exists():

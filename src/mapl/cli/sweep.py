@@ -14,7 +14,7 @@ from mapl.cli.recipe_options import compose_recipe
 from mapl.errors import MaplError
 from mapl.names import check_name
 from mapl.terminal.interrupt import Interrupt, leave, stopped
-from mapl.terminal.messages import say
+from mapl.terminal.messages import quoted, say
 from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def sweep(
     records = [load(job.folder) for job in planned.jobs]
     show_comparison(*compared(records), as_json)
     if not as_json:
-        trust = " --trust" if any(names_code(point.recipe) for point in points) else ""
-        say(f"saved in {out}; again with: mapl compare {out}{trust}, with figures: mapl report {out}{trust}")
+        there, trust = quoted(out), " --trust" if any(names_code(point.recipe) for point in points) else ""
+        say(f"saved in {out}; again with: mapl compare {there}{trust}, with figures: mapl report {there}{trust}")
 
 
 def train(jobs: Sequence[Job]) -> None:
