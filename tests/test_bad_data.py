@@ -81,7 +81,7 @@ BAD = {
     "a gap": (rows("1,,0", "1,,1"), "column 'b' is empty in row 13, and 1 more rows: fill it in"),
     "an infinite feature": (rows("1,inf,0"), "column 'b' has the value inf in row 13"),
     "an infinite number": (npz(x=ONE_BAD), "has the value inf in sample 2, place 1, counted from 0"),
-    "a column of text": (rows("Bern,2,0"), "column 'a' holds no numbers (row 1: '0'), and 'label' has the labels"),
+    "a column of text": (rows("Bern,2,0"), "column 'a' holds no numbers (row 13: 'Bern'), and 'label' has the labels"),
     "prose": (rows("a text of many words that say this and that,2,0"), "such as token ids, as lists in a column input_ids"),
     "no column but labels": (write("label\n0\n1\n"), "has no column besides its labels, 'label'"),
     "no labels": (write("a,b\n" + "\n".join(f"{i},{i / 7}" for i in range(40))), "none of 'a', 'b' is called label"),

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -152,6 +153,9 @@ def test_resume_plays_again_what_came_after_the_checkpoint_and_can_go_further():
     assert shown == ["3/6", "4/6", "5/6", "6/6"]
     assert written(Path("run")) == written(Path("whole"))
     assert "round 8/8" in streams("resume", "run", "--rounds", 8)[1]
+    shutil.copytree("run", "my run")
+    assert "mapl report 'my run'" in cli("resume", "my run")
+    assert "nothing was left to train: all 8 rounds" in cli("resume", "run", "--rounds", 8)
     assert len(mapl.load("run").rounds) == 8
 
 
@@ -200,7 +204,10 @@ def test_compare_prints_a_table_and_json():
     assert arms[0]["gain"]["mean"] == pytest.approx(gain)
     assert arms[0]["messages"] == 36
     assert arms[0]["share"] is None
-    assert "no control" in cli("compare", "runs/ours")
+    alone = cli("compare", "runs/ours")
+    assert "no control" in alone
+    assert "no gain for mapl: it needs the same runs with --topology none" in alone
+    assert "no gain for" not in out
 
 
 def test_compare_leaves_an_untested_run_out_with_a_sentence_and_says_what_differs():
@@ -338,6 +345,12 @@ def test_help_names_every_command():
         (["run", "--set", "model.backbones=['cn']"], "unknown backbone 'cn'; known: "),
         (["list", "method"], "unknown list 'method'; known: backbones, data, methods, "),
         (["run", "missing.toml"], "there is no recipe 'missing.toml'"),
+        (["run", "courier"], "there is no recipe 'courier'; did you mean --method courier?"),
+        (["run", "digits"], "did you mean --data digits?"),
+        (["run", "runs"], "recipe 'runs' is a folder, but a recipe is a TOML file; --data runs "),
+        (["run", "runs/taken"], "recipe 'runs/taken' is a folder, but a recipe is a TOML file; mapl resume runs/taken "),
+        (["run", "--data", "photos"], "unknown data set 'photos'; known: "),
+        (["data", "check", "photos"], "There is no file or folder of that name either."),
         (["run", "bad.toml"], "recipe 'bad.toml' is not TOML: "),
         (["run", "odd.toml"], "recipe (odd.toml): unknown key 'method.graph.bta'; known: beta,"),
         (["run", "--set", "clients=many"], "recipe (command line): clients: got 'many', but it should be a valid integer"),

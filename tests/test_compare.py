@@ -205,7 +205,13 @@ def test_the_notes_say_over_how_many_pairs_a_gain_is():
     (note,) = notes([arm])
     assert "2 pairs" in note
     assert "4 seeds" in note
-    assert notes(compare(seeds({0: 0.5}))) == []
+    (note,) = notes(compare(seeds({0: 0.5})))
+    assert note.startswith("no gain for mapl: ")
+    assert "--trust" not in note
+    (alone,) = compare(seeds({0: 0.5}))
+    (note,) = notes([replace(alone, method="mine:Own")])
+    assert "--trust" in note
+    assert notes(compare(seeds({0: 0.5}, **ALONE))) == []
 
 
 def test_the_notes_name_every_setting_in_which_arms_differ_beside_the_method():

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from conftest import play, skip_without_umap, small
 from mapl import MaplError
 from mapl.client import Client, Peers
-from mapl.methods._base import Centralised
+from mapl.methods._base import Centralised, Method, MethodSettings
 from mapl.methods.fedavg import FedAvg
 from mapl.methods.mapl import Mapl
-from mapl.network import Letter
+from mapl.network import Inbox, Letter
+from mapl.runs.contract import checked_wants
 from mapl.runs.part import Part, build_part
 from mapl.runs.round import graph
 
@@ -141,6 +143,29 @@ def test_a_row_that_can_be_saved_is_kept() -> None:
     part = part_where("mapl", "weights", lambda honest: peers())
     play(part.recipe, part=part)
     assert graph(part)[2].ids.tolist() == [0, 2]
+
+
+class Nameless(Method[MethodSettings]):
+    """Has no name, and reads an empty inbox as if it had letters."""
+
+    def loss(self, client: Client, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"cross_entropy": client.model(images).sum()}
+
+    def absorb(self, client: Client, round: int, inbox: Inbox) -> None:
+        inbox.rows("head")
+
+
+def test_an_error_in_absorb_names_the_client_the_round_and_how_many_letters_there_were() -> None:
+    client = build_part(small("local")).clients[3]
+    with pytest.raises(MaplError) as error:
+        Nameless(MethodSettings()).absorb_all(5, [(client, Inbox.of([]))])
+    assert error.value.__notes__ == ["in absorb() of client 3 in round 5, with 0 letters"]
+
+
+def test_a_method_without_a_name_is_refused_with_a_sentence_too() -> None:
+    client = build_part(small("local")).clients[0]
+    with pytest.raises(MaplError, match=r"method 'unnamed': wants\(\) returned a list"):
+        checked_wants(Nameless(MethodSettings()), client, [1])
 
 
 class Collecting(Mapl):

@@ -14,6 +14,8 @@ from torch import nn
 
 import mapl
 from mapl import Recipe
+from mapl.analysis.control import control_of
+from mapl.methods.courier import Courier
 from mapl.peer.settings import PeerSettings
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +84,26 @@ def test_the_backbone_and_the_results_of_the_guide(tmp_path: Path) -> None:
     row = record.weights(7)[0]
     assert found["ids"].tolist() == row.nonzero().flatten().tolist()  # type: ignore[attr-defined]
     assert found["weights"].tolist() == row[row != 0].tolist()  # type: ignore[attr-defined]
+
+
+def test_the_variant_of_the_guide_mixes_with_its_own_weight_and_shares_the_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs/new-method.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "# stubborn.py" in block)
+    (tmp_path / "stubborn.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))  # type: ignore[no-untyped-call]
+    recipe = Recipe.of(clients=4, rounds=1, method="stubborn:Stubborn", partition={"shots": 2})
+    assert control_of(recipe).method.name == "courier"
+    given = []
+    monkeypatch.setattr(Courier, "mix", lambda self, circles, weights: given.append((circles, weights)))
+    mapl.run(recipe, tmp_path / "run")
+    ((circles, weights),) = given
+    rows = [(client.id, circles.ids[start:end], weights[start:end]) for client, start, end in circles.spans()]
+    kin = [(row[ids == mine], row[ids != mine].sum()) for mine, ids, row in rows if row[ids != mine].any()]
+    assert kin
+    assert kin == [(pytest.approx([0.5]), pytest.approx(0.5))] * len(kin)
 
 
 def test_every_claim_about_security_has_a_command_that_runs_a_test() -> None:

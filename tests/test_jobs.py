@@ -152,8 +152,9 @@ def test_what_the_workers_warn_of_is_shown_as_what_the_command_warns_of(quick_wo
 
 def test_a_run_that_fails_stops_the_others_and_is_what_is_said(quick_workers, tmp_path):
     (tmp_path / "0" / "other").mkdir(parents=True)
-    with pytest.raises(mapl.MaplError, match="is not the folder of a run"):
+    with pytest.raises(mapl.MaplError, match="is not the folder of a run") as error:
         carry_out(jobs(tmp_path, LONG, 2))
+    assert error.value.__notes__ == [f"in the run {tmp_path / '0'}"]
     assert not (tmp_path / "1").exists() or not mapl.load(tmp_path / "1").finished
 
 

@@ -120,7 +120,7 @@ def test_different_shapes_of_one_name_are_selected_first() -> None:
 
 def test_a_tensor_that_a_letter_does_not_have() -> None:
     inbox = deliver([letter(0, extra=torch.ones(1)), letter(1)], {2: ids(0, 1)})[2]
-    with pytest.raises(MaplError, match="letter of client 1 has no tensor 'extra'"):
+    with pytest.raises(MaplError, match="letter of client 1 has no tensor 'extra'; it has head, backbone"):
         inbox.tensor("extra")
     assert inbox.select(ids(0)).tensor("extra").tolist() == [[1]]
     with pytest.raises(MaplError, match="letter of client 0 has no tensor 'nothing'"):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from conftest import line_with
 from mapl import MaplError, Recipe, resume, run
 from mapl.cli.app import app
+from mapl.cli.own import introduced
 from mapl.data.dataset import DataSettings
 from mapl.data.loading import load
 from mapl.data.own import suited
@@ -69,6 +70,13 @@ def test_a_folder_of_pictures_runs_with_nothing_set(tmp_path: Path, monkeypatch:
     assert "a fifth of each class was drawn" in lines[2]
     assert re.search(line_with("divided ", "2 clients", "IID", "50 training", "20 test"), said)
     assert "accuracy" in lines[-3]
+
+
+def test_what_else_could_divide_the_data_is_not_what_does(tmp_path: Path) -> None:
+    write(tmp_path / "photos")
+    for scheme, other in [("iid", "partition.scheme=dirichlet"), ("dirichlet", "partition.alpha=0.1")]:
+        recipe = Recipe.of(data=str(tmp_path / "photos"), clients=2, partition={"scheme": scheme})
+        assert f"--set {other}," in introduced(recipe)[-1]
 
 
 def test_a_run_on_own_data_is_resumed_from_anywhere_and_exported(

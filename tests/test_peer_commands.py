@@ -24,7 +24,7 @@ from mapl.errors import MaplError
 from mapl.peer.local import name_of, to_toml
 from mapl.peer.seen import STATUS, read_status
 from mapl.peer.settings import PeerSettings, read_settings
-from mapl.peer.status import differences, metrics, serving_metrics
+from mapl.peer.status import _seen_before, differences, metrics, serving_metrics
 
 TREE: dict[str, Any] = {
     "version": 1,
@@ -61,6 +61,15 @@ def written(folder: Path, **over: Any) -> Path:
     path = folder / "PEER.toml"
     path.write_text(to_toml({"identity": "identity"}))
     return path
+
+
+def test_a_peer_that_starts_again_knows_its_rounds_and_accuracy(tmp_path: Path) -> None:
+    state = written(tmp_path).parent / "state" / STATUS
+    assert _seen_before(state) == (7, 0.875)
+    state.write_text(json.dumps({**TREE, "accuracy": None}))
+    assert _seen_before(state) == (7, None)
+    state.write_text("[]")
+    assert _seen_before(state) == _seen_before(tmp_path / "nowhere") == (0, None)
 
 
 def test_status_shows_round_neighbours_letters_and_who_was_refused_and_why(tmp_path: Path) -> None:

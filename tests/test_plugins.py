@@ -60,9 +60,13 @@ class HeadMean(Method[HeadSettings]):
 OTHERS = '''
 import torch
 from torch import nn
-from mapl import Dataset, Images
+from mapl import Dataset, Images, Method
 
 not_callable = 3
+
+
+class Half(Method):
+    """A method without a loss."""
 
 
 class Linear(nn.Sequential):
@@ -189,6 +193,7 @@ def test_paths_that_lead_nowhere(path, sentence, outside):
     ("over", "sentence"),
     [
         ({"method": {"name": "others:Dots"}}, r"method 'others:Dots' is not a method.*mapl.Method"),
+        ({"method": {"name": "others:Half"}}, r"method 'others:Half' is not complete.*loss\(\)"),
         ({"data": {"name": "others:chain"}}, r"data set 'others:chain' is not a data source: .*method load"),
         ({"data": {"name": "others:Nothing"}}, r"data set 'others:Nothing' .* NoneType, not a mapl.Dataset"),
         ({"model": {"backbones": ["others:not_callable"]}}, r"backbone 'others:not_callable' is no"),

@@ -261,7 +261,7 @@ def test_files_that_are_no_recipes(tmp_path: Path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(MaplError, match=r"recipe '.*binary.toml' cannot be read"):
         read(tmp_path / "binary.toml")
-    with pytest.raises(MaplError, match="cannot be read"):
+    with pytest.raises(MaplError, match="is a folder, but a recipe is a TOML file"):
         read(tmp_path)
 
 

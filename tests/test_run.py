@@ -68,6 +68,8 @@ def test_what_is_written_is_what_happened(tmp_path):
     assert torch.equal(record.weights(), torch.stack([row_of(c, 4) for c in part.clients]))
     assert torch.equal(record.weights(0), torch.full((4, 4), 0.25, dtype=torch.float64))
     assert all(torch.equal(matrix, record.weights(line.round)) for line, matrix in record.graphs())
+    with pytest.raises(MaplError, match=rf"no round {len(record.rounds)}; it has rounds 0 to {len(record.rounds) - 1}"):
+        record.weights(len(record.rounds))
     accuracy = torch.tensor(part.lines[-1].accuracy, dtype=torch.float64)
     assert record.mean == pytest.approx(float(accuracy.mean()))
     assert record.std == pytest.approx(float(accuracy.numpy().std()))

@@ -116,6 +116,7 @@ def test_the_command_trains_all_ends_with_the_table_and_repeats_nothing(quick_wo
         (["--set", "clients=4,"], "--set 'clients=4,': a value is missing"),
         (["--set", "clients=4,many"], "clients: got 'many'"),
         (["--set", "seed=1,2", "--seeds", "2"], "--seeds: the seeds are given by --set seed="),
+        (["--seeds", "2", "--name", "../elsewhere"], "--name '../elsewhere': it should be a name without '/'"),
         (["--seeds", "2", "--overwrite"], "--overwrite, --log and --profile are for one run"),
     ],
 )

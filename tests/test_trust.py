@@ -39,6 +39,7 @@ Path("marker").touch()
 
 class Given(MethodSettings):
     strength: float = Field(0.5, ge=0, description="A setting of its own.")
+    limit: float | None = Field(None, description="One without a value, which a recipe file writes as 'none'.")
 
 
 class Method(Local):

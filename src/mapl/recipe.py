@@ -189,6 +189,8 @@ def method_class(name: str) -> type[Method[Any]]:
         return Method
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise MaplError(f"method {name!r} is not a method: it should be a subclass of mapl.Method")
+    if lacking := sorted(found.__abstractmethods__):
+        raise MaplError(f"method {name!r} is not complete: its class has no {'(), no '.join(lacking)}()")
     return found
 
 
@@ -286,6 +288,8 @@ class Recipe(Section):
             tree["network"] = without_letters(self.network).model_dump(mode="json", exclude={"transport"})
         if tree["network"]["topology"]["name"] != "explore":
             tree["network"]["topology"].pop("explore")
+        if ":" in self.method.name:
+            tree["method"] = _as_written(tree["method"])
         return tree
 
     def fingerprint(self) -> str:
@@ -438,6 +442,8 @@ def read(path: Path) -> Tree:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MaplError(f"there is no recipe {str(path)!r}") from None
+    except IsADirectoryError:
+        raise MaplError(f"recipe {str(path)!r} is a folder, but a recipe is a TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise MaplError(f"recipe {str(path)!r} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
@@ -510,6 +516,14 @@ def _origin(key: str, origins: Provenance) -> str:
         if (prefix := ".".join(parts[:length])) in origins:
             return origins[prefix]
     return "default"
+
+
+def _as_written(tree: Tree) -> Tree:
+    """The tree with "none" for None, as a file has it: without the method's code nobody can tell one from the other."""
+    return {
+        key: UNSET if value is None else _as_written(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+    }
 
 
 def _with_none(tree: Tree, section: type[BaseModel]) -> Tree:

@@ -97,6 +97,11 @@ class Arm:
     """Its values of the settings in which the arms differ, apart from the method."""
 
     @property
+    def lacks_control(self) -> bool:
+        """Whether it has no gain only because no run without letters goes with it."""
+        return self.gain is None and not (self.is_control or self.is_ceiling or self.is_part)
+
+    @property
     def way(self) -> str:
         """The share of the way from the control to the ceiling, in words; empty if they are not among the runs."""
         if self.room is None:
@@ -212,6 +217,11 @@ def notes(arms: Sequence[Arm]) -> list[str]:
     pairs = [f"gain{of} of {'; '.join(labels)}: over {text}" for text, labels in gains.items()]
     if of and arms[0].metric in LOWER_IS_BETTER:
         pairs.append(f"{TITLES[arms[0].metric]}: lower is better, so a gain below 0 is good")
+    if lacking := [arm for arm in arms if arm.lacks_control]:
+        # Only the code of a method says whose control it shares (`without_letters`).
+        trust = ", or --trust if they are there" if any(":" in arm.method for arm in lacking) else ""
+        labels = "; ".join(arm.label for arm in lacking)
+        pairs.append(f"no gain for {labels}: it needs the same runs with --topology none, their control{trust}")
     late = [f"{arm.label}: {arm.caught_up}" for arm in arms if arm.joiners]
     if late:
         reached = f"late joiners came within {100 * WITHIN:g} points of the mean of the others"

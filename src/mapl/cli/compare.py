@@ -153,11 +153,9 @@ def gain_text(arm: Arm) -> str:
     """The collaboration gain in words."""
     if arm.gain is not None:
         return arm.gain.text(sign="+")
-    if arm.is_part:
-        return "part"
-    if arm.is_ceiling:
-        return "ceiling"
-    return "control" if arm.is_control else "no control"
+    if arm.lacks_control:
+        return "no control"
+    return "part" if arm.is_part else "ceiling" if arm.is_ceiling else "control"
 
 
 WAY = "way to pooled"

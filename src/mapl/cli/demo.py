@@ -42,11 +42,11 @@ QUICK: Tree = {"rounds": 12}
 
 def demo(
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds per arm.", show_default="5; --quick: 2")
+        int | None, typer.Option(min=1, help="Number of seeds per arm. Default: 5; with --quick, 2.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the runs and the report.", show_default="runs/demo; --quick: runs/demo-quick"),
+        typer.Option(help="Folder for the runs and the report. Default: runs/demo; with --quick, runs/demo-quick."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few rounds, two seeds: only to see that it works.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mapl.terminal.messages import say
+from mapl.terminal.messages import quoted, say
 
 
 def join_command(
@@ -28,4 +28,4 @@ def join_command(
     record = join(folders, out)
     parts = "1 part" if len(folders) == 1 else f"{len(folders)} parts"
     say(f"joined {parts}, {len(record.clients)} of {record.recipe.clients} clients, {len(record.rounds)} rounds: {out}")
-    say(f"see it with: mapl report {out}")
+    say(f"see it with: mapl report {quoted(out)}")

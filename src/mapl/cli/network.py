@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="""Run a network of real peers on this machine: one process per peer, over QUIC with mutual TLS.
 
-[bold]mapl network up --peers 5[/bold]                        couriers on handwritten digits
-[bold]mapl network up recipe.toml --out networks/mine[/bold]  your recipe""",
+[bold]mapl network up --peers 5[/bold]    couriers on handwritten digits
+[bold]mapl network up recipe.toml[/bold]  your recipe""",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -120,7 +120,7 @@ def _watch(network: LocalNetwork, files: list[Path], interrupt: Interrupt) -> No
                 live.update(overview(trees) if trees else Group())
             elif trees and (least := min(tree["round"] for tree in trees)) * 10 // trees[0]["rounds"] > last:
                 last = least * 10 // trees[0]["rounds"]
-                print(f"{len(trees)} peers, round {least} of {trees[0]['rounds']}", file=sys.stderr, flush=True)
+                say(f"{len(trees)} of {len(files)} peers, round {least} of {trees[0]['rounds']}", sys.stderr)
             if interrupt() and not passed_on:
                 passed_on = True
                 for number in range(len(files)):

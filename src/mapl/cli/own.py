@@ -81,7 +81,8 @@ def _divided(shares: Sequence[Share], recipe: Recipe, noun: str) -> Iterator[str
         _between([len(part) for part in parts]) for parts in zip(*((s.train, s.test) for s in shares), strict=True)
     )
     yield f"divided   among {clients} {how}: {train} training and {test} test {noun} each"
-    yield "          others: --clients, --set partition.scheme=dirichlet, or --scenario (mapl data show counts them)"
+    other = "partition.alpha=0.1" if settings.scheme == "dirichlet" else "partition.scheme=dirichlet"
+    yield f"          others: --clients, --set {other}, or --scenario (mapl data show counts them)"
 
 
 def _between(counts: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from mapl.cli.runs import RoundsJsonOption, sentences, summary
 from mapl.names import DASH, printable
 from mapl.pace import duration
 from mapl.terminal.interrupt import Interrupt, leave, stopped
-from mapl.terminal.messages import console, say
+from mapl.terminal.messages import console, quoted, say
 from mapl.terminal.options import JsonOption, TrustOption
 
 app = typer.Typer(
@@ -115,7 +115,7 @@ def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_j
         with interrupt, observing(rounds, as_json) as observer:
             record = run_peer(settings, stop=interrupt, observers=[observer], say=_note, trust=trust)
     except KeyboardInterrupt:
-        leave(stopped("at once", f"mapl peer run {file}"), interrupt.status)
+        leave(stopped("at once", f"mapl peer run {quoted(file)}"), interrupt.status)
     if as_json:
         print(json.dumps({"event": "end", **summary(record)}))
     elif record.finished:
@@ -123,7 +123,7 @@ def run_command(file: File = Path("PEER.toml"), trust: TrustOption = False, as_j
             say(line)
         say(f"what the letters gained: mapl peer alone {file}")
     else:
-        say(stopped(f"after round {len(record.rounds)} of {rounds}", f"mapl peer run {file}"))
+        say(stopped(f"after round {len(record.rounds)} of {rounds}", f"mapl peer run {quoted(file)}"))
     if not record.finished:
         sys.exit(interrupt.status)
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mapl.cli.named import completing
+from mapl.cli.named import NAMED, completing
+from mapl.errors import MaplError
+from mapl.terminal.messages import quoted
 
 if TYPE_CHECKING:
     from mapl.recipe import Recipe
@@ -75,7 +77,23 @@ def compose_recipe(
     take_as_named(over)
     layers: list[tuple[str, Tree]] = []
     if path:
+        _check_recipe(path)
         layers.append((str(path), resolve(str(path), over) or read(path)))
     if over:
         layers.append(("command line", over))
     return compose(*layers)
+
+
+def _check_recipe(path: Path) -> None:
+    """Refuse a folder or a name in the place of a recipe, with the option or the command that takes it."""
+    if path.is_dir():
+        is_run, given = (path / "recipe.toml").exists(), quoted(path)
+        meant = f"mapl resume {given} continues this run" if is_run else f"--data {given} trains on what is in it"
+        raise MaplError(f"recipe {str(path)!r} is a folder, but a recipe is a TOML file; {meant}")
+    option = next((option for option, room in _NAMED_BY.items() if str(path) in NAMED[room]()), None)
+    if option and not path.exists():
+        raise MaplError(f"there is no recipe {str(path)!r}; did you mean {option} {path}?")
+
+
+_NAMED_BY = {"--method": "methods", "--data": "data", "--topology": "topologies"}
+"""Options that take a name, and the list that has it."""

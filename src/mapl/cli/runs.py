@@ -29,7 +29,7 @@ from mapl.cli.progress import observing
 from mapl.cli.sweep import is_sweep, sweep
 from mapl.errors import MaplError
 from mapl.terminal.interrupt import Interrupt, leave, stopped
-from mapl.terminal.messages import say
+from mapl.terminal.messages import quoted, say
 from mapl.terminal.options import SetOption, TrustOption
 
 if TYPE_CHECKING:
@@ -196,9 +196,13 @@ def resume_command(
     total, again = rounds or load_recipe(folder).rounds, engine_again(ray)
     with stoppable(folder, again) as interrupt, observing(total, as_json) as observer:
         observers = [observer, *open_writers(log or [], folder)]
+        played: list[int] = []
+        observers.append(lambda recipe, line, seconds: played.append(line.round))
         record = resume(
             folder, rounds=rounds, observers=observers, stop=interrupt, profile=profile, trust=trust, ray=ray
         )
+    if record.finished and not played and not as_json:
+        say(f"nothing was left to train: all {len(record.rounds)} rounds were there; --rounds trains further")
     conclude(record, as_json, profile, interrupt.status, again=again)
 
 
@@ -216,7 +220,7 @@ def stoppable(folder: Path, again: str = "") -> Iterator[Interrupt]:
             yield interrupt
     except KeyboardInterrupt:
         begun = (folder / RECIPE).is_file()
-        last_words = stopped("at once", f"mapl resume {folder}{again}") if begun else "stopped at once"
+        last_words = stopped("at once", f"mapl resume {quoted(folder)}{again}") if begun else "stopped at once"
         leave(last_words, interrupt.status)
 
 
@@ -271,7 +275,7 @@ def sentences(record: Record, resumed_with: str = "") -> list[str]:
         if not record.whole:  # a part needs its transport
             return [f"stopped {saved}"]
         trust = " --trust" if names_code(record.recipe) else ""
-        return [stopped(saved, f"mapl resume {record.folder}{trust}{resumed_with}")]
+        return [stopped(saved, f"mapl resume {quoted(record.folder)}{trust}{resumed_with}")]
     clients = "1 client" if len(record.clients) == 1 else f"{len(record.clients)} clients"
     lines = [
         f"accuracy {100 * record.mean:.1f} % ± {100 * record.std:.1f} over {clients} "
@@ -285,7 +289,7 @@ def sentences(record: Record, resumed_with: str = "") -> list[str]:
         lines.append(f"{100 * inside:.0f} % of the weight given to others stays inside the true clusters")
     if privacy := spent(record):
         lines.append(f"privacy: {privacy} (docs/privacy.md says what this covers)")
-    return [*lines, f"saved in {record.folder}; see it with: mapl report {record.folder}"]
+    return [*lines, f"saved in {record.folder}; see it with: mapl report {quoted(record.folder)}"]
 
 
 def profile_lines(profile: dict[str, Any]) -> list[str]:

@@ -12,8 +12,9 @@ from mapl.cli.compare import compared, show_comparison
 from mapl.cli.own import introduced, reading
 from mapl.cli.recipe_options import compose_recipe
 from mapl.errors import MaplError
+from mapl.names import check_name
 from mapl.terminal.interrupt import Interrupt, leave, stopped
-from mapl.terminal.messages import say
+from mapl.terminal.messages import quoted, say
 from mapl.terminal.progress import counting
 
 if TYPE_CHECKING:
@@ -38,10 +39,11 @@ def sweep(
 ) -> None:
     """Train every combination, with control arms, and print the compared table."""
     from mapl.analysis.sweep import plan
+    from mapl.recipe import names_code
     from mapl.runs.folder import load
 
     if name := options.pop("name"):
-        out = out / name
+        out = out / _checked_name(name)
     with reading():
         points = list(_points(recipe, settings or [], seeds, options))
         if points[0].recipe.engine.where == "ray":
@@ -55,7 +57,8 @@ def sweep(
     records = [load(job.folder) for job in planned.jobs]
     show_comparison(*compared(records), as_json)
     if not as_json:
-        say(f"saved in {out}; again with: mapl compare {out}, with figures: mapl report {out}")
+        there, trust = quoted(out), " --trust" if any(names_code(point.recipe) for point in points) else ""
+        say(f"saved in {out}; again with: mapl compare {there}{trust}, with figures: mapl report {there}{trust}")
 
 
 def train(jobs: Sequence[Job]) -> None:
@@ -70,6 +73,14 @@ def train(jobs: Sequence[Job]) -> None:
         leave(stopped("at once; the last checkpoints are saved"), interrupt.status)
     if not finished:
         leave(stopped("and saved"), interrupt.status)
+
+
+def _checked_name(name: str) -> str:
+    """The name of the folder of all runs: one folder, as the name of one run is."""
+    try:
+        return check_name(name)
+    except ValueError as error:
+        raise MaplError(f"--name {name!r}: {error}") from None
 
 
 def _announcement(planned: Sweep) -> str:

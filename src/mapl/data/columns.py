@@ -161,6 +161,15 @@ def stacked(rows: Sequence[Array], where: str, ids: bool = False) -> tuple[Array
     return np.stack(rows), False
 
 
+def _is_number(value: object) -> bool:
+    """Whether this does not make its column one of texts; what is empty does not."""
+    try:
+        float(str(value) or "nan")
+    except ValueError:
+        return False
+    return True
+
+
 def table_of(columns: Columns, where: str, label: str) -> Array:
     """Numbers (N, F), all of them finite."""
     if texts := [name for name, values in columns.items() if values.dtype.kind not in "biuf"]:
@@ -168,9 +177,10 @@ def table_of(columns: Columns, where: str, label: str) -> Array:
         more = f" (and {len(texts) - 1} other columns)" if len(texts) > 1 else ""
         prose = max(len(str(value)) for value in values.tolist()) > PROSE
         numbers = "token ids, as lists in a column input_ids" if prose else "a column of 0 and 1 for each of its values"
+        row = next((row for row, value in enumerate(values.tolist()) if not _is_number(value)), 0)
         raise MaplError(
-            f"{where}: column {texts[0]!r}{more} holds no numbers (row 1: {str(values[0])[:PROSE]!r}), and {label!r} "
-            f"has the labels: leave it out, or turn it into numbers, such as {numbers}"
+            f"{where}: column {texts[0]!r}{more} holds no numbers (row {row + 1}: {str(values[row])[:PROSE]!r}), and "
+            f"{label!r} has the labels: leave it out, or turn it into numbers, such as {numbers}"
         )
     for name, values in columns.items():
         bad = np.flatnonzero(~np.isfinite(values))

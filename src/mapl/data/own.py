@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mapl.data.dataset import Dataset
+from mapl.data.loading import GIVEN_IN_PYTHON
 from mapl.data.partition import PartitionSettings, cluster_classes, cluster_of
-from mapl.errors import MaplError
+from mapl.errors import MaplError, unknown
 from mapl.plugins import index
 from mapl.shape import is_image, usual_backbone
 
@@ -58,8 +59,11 @@ def _in_folder(path: Path, data: Path) -> str:
 def located(name: str) -> Tree:
     """The settings of a data set that is named, or given as a path. The path is saved whole: a run is resumed from
     anywhere."""
-    if name in index("mapl.data.sources") or ":" in name or not _is_path(name):
+    known = index("mapl.data.sources")
+    if name in known or ":" in name or name == GIVEN_IN_PYTHON:
         return {"name": name}
+    if not _is_path(name):
+        raise MaplError(f"{unknown('data set', name, known)} There is no file or folder of that name either.")
     return {"name": kind_of(Path(name)), "folder": str(Path(name).expanduser().absolute())}
 
 

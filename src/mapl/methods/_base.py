@@ -34,7 +34,8 @@ class Method(ABC, Generic[S]):
     need to know nothing about it.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "unnamed"
+    """What errors call it."""
     Settings: ClassVar[type[Any]] = MethodSettings
     views: ClassVar[int] = 1
     """How many augmented views of each image a training step sees."""
@@ -186,7 +187,11 @@ class Method(ABC, Generic[S]):
         tests/test_absorb_all.py checks this for every method, to the bit.
         """
         for client, inbox in pairs:
-            self.absorb(client, round, inbox)
+            try:
+                self.absorb(client, round, inbox)
+            except Exception as error:  # who writes a method sees at once if it was an empty inbox
+                error.add_note(f"in absorb() of client {client.id} in round {round}, with {len(inbox)} letters")
+                raise
 
     def weights(self, client: Client) -> Peers | None:
         """The client's row of the mixing matrix W, for the record; None if the method has none."""

@@ -113,13 +113,19 @@ class Inbox:
         shelf = self.pile.shelves.get(name)
         stacks = shelf.stack_of[self.positions] if shelf else torch.full((len(self),), -1)
         if shelf is None or not len(stacks) or stacks.min() < 0:
-            lacking = self.senders[stacks < 0]
-            who = f"the letter of client {int(lacking[0])}" if len(lacking) else "an empty inbox"
-            raise MaplError(f"{who} has no tensor {name!r}")
+            lacking = self.positions[stacks < 0]
+            if not len(lacking):
+                raise MaplError(f"an empty inbox has no tensor {name!r}")
+            sender, there = int(self.pile.senders[lacking[0]]), ", ".join(self._names(int(lacking[0])))
+            raise MaplError(f"the letter of client {sender} has no tensor {name!r}; it has {there or 'none'}")
         if stacks.min() != stacks.max():
             kinds = ", ".join(_kind(shelf.stacks[number]) for number in sorted(set(stacks.tolist())))
             raise MaplError(f"the tensors {name!r} of this inbox differ ({kinds}): select letters of one kind first")
         return shelf.stacks[int(stacks[0])], shelf.row_of[self.positions]
+
+    def _names(self, position: int) -> list[str]:
+        """The names of the tensors of one letter of the delivery."""
+        return [name for name, shelf in self.pile.shelves.items() if shelf.stack_of[position] >= 0]
 
     @classmethod
     def join(cls, inboxes: Sequence[Inbox]) -> Inbox:

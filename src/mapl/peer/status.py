@@ -45,12 +45,12 @@ class Status:
         self.wire = wire
         self.say = say
         self.refused: dict[int, dict[str, int]] = {}
-        self.accuracy: float | None = None
         self.tree: dict[str, Any] = {}
         self._compared: set[tuple[str, str]] = set()
         """The members and runs of the cards that were compared with ours."""
-        self._before = _rounds_before(self.path)
-        """How many rounds an earlier process had finished. The part does not know it before it is restored."""
+        self._before, self.accuracy = _seen_before(self.path)
+        """The rounds that an earlier process had finished, which the part does not know before it is restored, and the
+        accuracy at its last test, which is not tested again."""
         self._write("waiting")
 
     def observe(self, recipe: Recipe, line: Round, seconds: dict[str, float]) -> None:
@@ -141,12 +141,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _rounds_before(path: Path) -> int:
+def _seen_before(path: Path) -> tuple[int, float | None]:
+    """The rounds and the accuracy in the status that an earlier process wrote; 0 and None if there was none."""
     try:
-        rounds = json.loads(path.read_bytes())["round"]
+        tree = json.loads(path.read_bytes())
+        rounds, accuracy = tree["round"], tree["accuracy"]
     except (OSError, ValueError, KeyError, TypeError):
-        return 0
-    return rounds if isinstance(rounds, int) else 0
+        return 0, None
+    return rounds if isinstance(rounds, int) else 0, accuracy if isinstance(accuracy, float) else None
 
 
 # Metrics

@@ -128,7 +128,10 @@ def export_run(
     if not overwrite:
         _check_free([path for client in chosen for path in _paths(to, client, kind)])
     if kind == "safetensors" and type(part.method).scores is not Method.scores:
-        warn(f"{part.recipe.method.name} need not classify by its head, but a model loaded from safetensors does")
+        warn(
+            f"{part.recipe.method.name} may answer otherwise than by its head, as a model loaded from safetensors "
+            "does; the format torch-export answers as the tests did"
+        )
     rounds = load(folder).rounds
     if part.round < len(rounds):
         warn(f"the models are those after round {part.round}, the last saved one of {len(rounds)} rounds")

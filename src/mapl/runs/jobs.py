@@ -65,8 +65,15 @@ def carry_out(
     if not left:
         return True
     futures = _in_processes(left, stop, watch)
-    finished = [future.result() for future in futures]
+    finished = [_outcome(job, future) for job, future in zip(left, futures, strict=True)]
     return all(finished)
+
+
+def _outcome(job: Job, future: Future[bool]) -> bool:
+    """Whether a job's run is finished. Its error says which run it is about: there may be dozens."""
+    if error := future.exception():
+        error.add_note(f"in the run {job.folder}")
+    return future.result()
 
 
 def is_done(job: Job) -> bool:

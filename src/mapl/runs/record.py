@@ -209,8 +209,15 @@ class Record:
         """
         matrix = torch.eye(self.recipe.clients, dtype=torch.float64)
         if self.rounds:
-            fill(matrix, self.graph.rows(range(len(self.rounds))[round]))
+            fill(matrix, self.graph.rows(self._number(round)))
         return matrix
+
+    def _number(self, round: int) -> int:
+        """The number of a round, which may be counted from the end."""
+        played = len(self.rounds)
+        if not -played <= round < played:
+            raise MaplError(f"run {str(self.folder)!r} has no round {round}; it has rounds 0 to {played - 1}")
+        return round % played
 
     def among(self, round: int = -1) -> Tensor:
         """The rows and columns of W that belong to clients of the run (k, k): all of W, unless it is a part."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -321,7 +322,7 @@ def _writing(folder: Path, player: Player) -> Iterator[None]:
         whole = len(player.cards) == player.recipe.clients
         failed = f"run {str(folder)!r} could not be written ({error});"
         safe = "nothing before its last checkpoint is lost"
-        ways = (f"mapl.resume({str(folder)!r})", f"mapl resume {folder}") if whole else ("resume this part",) * 2
+        ways = _resumed_by(folder) if whole else ("resume this part",) * 2
         python, shell = (f"{safe}: make room, then {way}" if resumable else "choose another folder" for way in ways)
         raise MaplError(f"{failed} {python}", shell=f"{failed} {shell}") from error
 
@@ -369,7 +370,7 @@ def _check_place(folder: Path, recipe: Recipe, data: Callable[[], Mapping[int, s
     if RECIPE in inside and not overwrite:
         other = _another_run(folder, recipe, data)
         taken = f"{str(folder)!r} {other or 'exists already'};"
-        ways = (f"mapl.resume({str(folder)!r})", f"mapl resume {folder}")
+        ways = _resumed_by(folder)
         python, shell = ("" if other else f"continue it with {way}, " for way in ways)
         raise MaplError(
             f"{taken} {python}choose another folder, or give overwrite=True",
@@ -393,3 +394,8 @@ def _difference(existing: Recipe, recipe: Recipe) -> str:
     old, new = (flat(either.model_dump(mode="json")) for either in (existing, recipe))
     keys = [key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key != "name"]
     return f"differs in {', '.join(sorted(keys)[:3])}{', …' if len(keys) > 3 else ''}"
+
+
+def _resumed_by(folder: Path) -> tuple[str, str]:
+    """What resumes a run, in Python and in a shell."""
+    return f"mapl.resume({str(folder)!r})", f"mapl resume {shlex.quote(str(folder))}"

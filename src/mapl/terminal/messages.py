@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -15,6 +17,11 @@ from mapl.names import printable
 def say(text: object, stream: TextIO | None = None) -> None:
     """One line of output. Names, paths and data may come from anybody: what a terminal would obey is written out."""
     print(printable(str(text)), file=stream, flush=True)
+
+
+def quoted(path: Path) -> str:
+    """A path as a shell takes it: the commands that are suggested can be copied."""
+    return shlex.quote(str(path))
 
 
 LINES = "\n"
@@ -43,7 +50,10 @@ def show_warning(
 def error(error: MaplError | str) -> None:
     """Why a command failed, on standard error."""
     Console(stderr=True, highlight=False).print("[bold red]error:[/]", end=" ")
-    print(printable(error if isinstance(error, str) else error.shell, keep=LINES), file=sys.stderr)
+    if isinstance(error, MaplError):
+        notes = "; ".join(getattr(error, "__notes__", []))
+        error = f"{error.shell} ({notes})" if notes else error.shell
+    print(printable(error, keep=LINES), file=sys.stderr)
 
 
 def console() -> Console:
