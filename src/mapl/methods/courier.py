@@ -64,6 +64,11 @@ class CourierSettings(ContrastSettings, CourierNetworkSettings):
         lt=1,
         description="With share 'held-out': the share of the training images of each class that is held out.",
     )
+    kin: Literal["learned", "all"] = Field(
+        "learned",
+        description="Whose couriers are averaged: 'learned': those of clients with similar data; 'all': everybody's, for "
+        "clients that share all classes, but not evenly.",
+    )
     every: int = Field(1, ge=1, description="Rounds between letters. In between, the teacher of who has kin stays.")
 
 
@@ -90,7 +95,7 @@ class Courier(WithCourier[CourierSettings]):
     augmentation = "contrastive"
     answers_with = ("backbone", TEACHER)
     averages = True
-    unread_without_letters = frozenset({"every"})
+    unread_without_letters = frozenset({"every", "kin"})
 
     def __init__(self, settings: CourierSettings):
         super().__init__(settings)
@@ -171,7 +176,7 @@ class Courier(WithCourier[CourierSettings]):
         return self.writes(round) and number & (number - 1) == 0
 
     def learns_graph(self) -> bool:
-        return True
+        return self.settings.kin == "learned"
 
     def letter(self, client: Client, round: int) -> Letter | None:
         if not self.writes(round):
@@ -227,7 +232,8 @@ class Courier(WithCourier[CourierSettings]):
             circles = Circles(group)
             with part("graph"):
                 cosines = circles.cosines(DRIFT, lambda client: self.written(client, round, DRIFT), "paper")
-                weights = circle_weights(torch.from_numpy(cosines), torch.from_numpy(circles.sizes)).numpy()
+                alike = torch.from_numpy(cosines if self.learns_graph() else np.ones_like(cosines))
+                weights = circle_weights(alike, torch.from_numpy(circles.sizes)).numpy()
             self.mix(circles, weights, round)
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
