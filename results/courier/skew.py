@@ -2,8 +2,8 @@
 
     cd results/courier && python skew.py --out runs > skew.md     # twenty minutes on two cores
 
-Digits, and shards from a Dirichlet distribution: the smaller its α, the more uneven. And the clusters of the demo, where
-listening to everybody does harm. Runs that are finished are not run again.
+Digits, and shards from a Dirichlet distribution: the smaller its α, the more uneven. And clusters, where listening to
+everybody does harm. Runs that are finished are not run again.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class CourierSettings(ContrastSettings, CourierNetworkSettings):
     )
     kin: Literal["learned", "all"] = Field(
         "learned",
-        description="Whose couriers are averaged: 'learned': those of clients with similar data; 'all': everybody's, for "
-        "clients that share all classes, but not evenly.",
+        description="Whose couriers are averaged. 'learned': those of clients with similar data; 'all': everybody's, "
+        "for clients that share all classes, but unevenly.",
     )
     every: int = Field(1, ge=1, description="Rounds between letters. In between, the teacher of who has kin stays.")
 
