@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import mapl
 from conftest import deliver, inboxes_of, parameters, play, row_of, small
 from mapl import Client, MaplError, Recipe
-from mapl.kinship import circle_weights, direction, kept, update_of
+from mapl.kinship import COMMON, ENOUGH, circle_weights, direction, kept, update_of, without_shares
 from mapl.losses import distillation
 from mapl.methods._courier import courier_of, head_of
 from mapl.methods._mixing import copy_networks, flatten, length_of, load_all_flat, load_flat, shared_tensors
@@ -160,17 +160,39 @@ def test_kin_stay_kin_when_they_have_converged(every: int) -> None:
         assert row_of(client, 6).tolist() == pytest.approx([x / 3 for x in same])
 
 
-circles = st.lists(st.lists(st.floats(-1, 1), max_size=6), min_size=1, max_size=5)
+cosine = st.floats(-1, 1)
+circles = st.lists(st.lists(st.tuples(cosine, cosine), max_size=6), min_size=1, max_size=5)
 
 
 @given(circles)
-def test_kin_have_equal_weights_and_others_none(members: list[list[float]]) -> None:
-    cosines = torch.tensor([x for circle in members for x in [1.0, *circle]], dtype=torch.float64)
-    sizes = torch.tensor([1 + len(circle) for circle in members])
-    weights = torch.split(circle_weights(cosines, sizes), sizes.tolist())
-    for row, circle in zip(weights, members, strict=True):
-        kin = [x > 0 for x in [1.0, *circle]]
-        np.testing.assert_allclose(row.numpy(), np.array(kin) / sum(kin))
+def test_kin_have_equal_weights_and_others_none(members: list[list[tuple[float, float]]]) -> None:
+    whole = [[(1.0, 1.0), *circle] for circle in members]
+    cosines, common = (torch.tensor([m[i] for c in whole for m in c], dtype=torch.float64) for i in range(2))
+    sizes = torch.tensor([len(circle) for circle in whole])
+    weights = torch.split(circle_weights(cosines, common, sizes), sizes.tolist())
+    for row, circle in zip(weights, whole, strict=True):
+        near = math.fsum(max(x, 0) for x, _ in circle[1:])
+        if abs(near - ENOUGH) > 1e-9:  # else rounding decides
+            kin = [x > 0 or (near < ENOUGH and shared > COMMON) for x, shared in circle]
+            np.testing.assert_allclose(row.numpy(), np.array(kin) / sum(kin))
+
+
+@given(numbers, st.lists(st.floats(-3, 3), min_size=3, max_size=3))
+def test_how_often_classes_occur_is_taken_out_of_a_drift(drift: Any, mean: Any) -> None:
+    """Training moves the weights of a class along the mean embedding by as much as its bias."""
+    x = torch.tensor(drift, dtype=torch.float64)
+    weights, bias = x[:, :-1].numpy(), x[:, -1:].numpy()
+    if float(np.linalg.norm(bias)) < 1e-3:
+        return
+    along, *_ = np.linalg.lstsq(bias, weights, rcond=None)
+    np.testing.assert_allclose(without_shares(x).numpy(), weights - bias @ along, atol=1e-9)
+    more = torch.cat([x[:, :-1] + x[:, -1:] * torch.tensor(mean, dtype=torch.float64), x[:, -1:]], dim=1)
+    torch.testing.assert_close(without_shares(more), without_shares(x), atol=1e-9, rtol=0)
+
+
+def test_without_a_bias_all_of_a_drift_is_left() -> None:
+    x = torch.cat([torch.randn(2, 3, 4), torch.zeros(2, 3, 1)], dim=2)
+    assert torch.equal(without_shares(x), x[..., :-1])
 
 
 def trained_apart(clients: int = 4) -> Part:

@@ -23,6 +23,12 @@ What changes no answer is taken out of an update (`update_of`), so clients witho
 raises the scores of its classes, and lowers those of the other's. Clients that share some of them are in between.
 """
 
+ENOUGH = 1.0
+"""What the cosines of a client's kin add up to at least: one with the same data. Who has less takes others, too."""
+
+COMMON = 0.1
+"""The cosine of drifts `without_shares` above which two clients have classes in common."""
+
 
 def update_of(before: Tensor, after: Tensor) -> Tensor:
     """What happened to a head, less its mean over classes: (K, D).
@@ -53,19 +59,39 @@ def direction(drift: Tensor) -> Tensor:
     return drift * (math.sqrt(drift.numel()) / norm_or_one(drift.flatten()))
 
 
-def circle_weights(cosines: Tensor, sizes: Tensor) -> Tensor:
+def without_shares(drift: Tensor) -> Tensor:
+    """What a drift (…, K, D) says of how classes look, without how often each occurs: (…, K, D − 1).
+
+    The last column is the bias b, which moves by how often a class occurs. By as much, training moves each row of the
+    weights along the mean of all embeddings. So for every feature the part along b is taken out: V − b (bᵀV) / ‖b‖².
+    What is left of a class that a client does not have is about 0.
+    """
+    weights, bias = drift[..., :-1], drift[..., -1:]
+    length = bias.square().sum(-2, keepdim=True).clamp_min(torch.finfo(drift.dtype).tiny)
+    return weights - bias * ((bias * weights).sum(-2, keepdim=True) / length)
+
+
+def circle_weights(cosines: Tensor, common: Tensor, sizes: Tensor) -> Tensor:
     """How much each client listens to the members of its circle: equally to kin, not at all to others.
+
+    Kin are those with a cosine above 0. If their cosines add up to less than `ENOUGH`, so are all who have classes in
+    common with the client, however unevenly.
 
     Circles of several clients are concatenated. The cosine of a client with itself is 1, so it is always its own kin.
 
     Args:
         cosines: (P,), of the client's drift with that of each member.
+        common: (P,), the same `without_shares`.
         sizes: (B,), how many members each circle has, Σ = P.
 
     Returns:
         (P,), non-negative, summing to 1 in every circle.
     """
-    kin = (cosines > KIN).double()
     of = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    counts = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, of, kin)
-    return kin / counts[of]
+
+    def total(values: Tensor) -> Tensor:
+        return torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, of, values.double())
+
+    near = total(cosines.clamp_min(0)) - 1  # without the client itself
+    kin = (cosines > KIN) | ((near < ENOUGH)[of] & (common > COMMON))
+    return kin.double() / total(kin)[of]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -76,6 +76,10 @@ class Circles:
         result[self._theirs], result[self._mine] = theirs, mine
         return result
 
+    def evenly(self) -> NDArray[np.float64]:
+        """(P,) the same weight for all members of a circle."""
+        return np.repeat(1 / self.sizes, self.sizes)
+
     def spans(self) -> Iterator[tuple[Client, int, int]]:
         """Each client, and where its circle starts and ends."""
         return zip(self.clients, self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True)
@@ -111,9 +115,19 @@ class Circles:
             stack = torch.cat([stack, torch.stack([tensors[b].detach() for b in silent.tolist()])])
         return Table(stack, rows.numpy(), mine)
 
-    def cosines(self, name: str, own: Callable[[Client], Tensor], form: Form) -> NDArray[np.float64]:
-        """(P,) the similarity of each client's tensor with that of each member, 1 with itself."""
+    def cosines(
+        self,
+        name: str,
+        own: Callable[[Client], Tensor],
+        form: Form,
+        of: Callable[[Tensor], Tensor] = lambda stack: stack,
+    ) -> NDArray[np.float64]:
+        """(P,) the similarity of each client's tensor with that of each member, 1 with itself.
+
+        `of` makes what is compared from all tensors of that name, stacked.
+        """
         table = self.table(name, own)
+        table = replace(table, stack=of(table.stack))
         starts = self.starts - np.arange(len(self.starts))  # of the letters: a client is not paired with itself
         mine, starts_of, columns = (
             torch.from_numpy(x).to(table.stack.device) for x in (table.mine, starts, table.theirs)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mapl.client import Client, Peers, Server
 from mapl.clock import part
 from mapl.errors import warn
-from mapl.kinship import circle_weights, direction, kept, update_of
+from mapl.kinship import circle_weights, direction, kept, update_of, without_shares
 from mapl.losses import cross_entropy, distillation
 from mapl.methods._circles import Circles, Pair, groups
 from mapl.methods._contrast import ContrastSettings, contrast
@@ -231,9 +231,7 @@ class Courier(WithCourier[CourierSettings]):
         for group in groups((client, self.fitting(client, inbox)) for client, inbox in pairs):
             circles = Circles(group)
             with part("graph"):
-                cosines = circles.cosines(DRIFT, lambda client: self.written(client, round, DRIFT), "paper")
-                alike = torch.from_numpy(cosines if self.learns_graph() else np.ones_like(cosines))
-                weights = circle_weights(alike, torch.from_numpy(circles.sizes)).numpy()
+                weights = self.kin(circles, round) if self.learns_graph() else circles.evenly()
             self.mix(circles, weights, round)
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
@@ -242,6 +240,16 @@ class Courier(WithCourier[CourierSettings]):
             client.state[KEPT].copy_(kept(update, self.update(client)))
             client.state[START].copy_(head_of(client.model.own[COURIER]))
             self._written.pop(client.id, None)
+
+    def kin(self, circles: Circles, round: int) -> NDArray[np.float64]:
+        """(P,) how much each client listens to the members of its circle."""
+
+        def drift(client: Client) -> Tensor:
+            return self.written(client, round, DRIFT)
+
+        cosines = circles.cosines(DRIFT, drift, "paper")
+        common = circles.cosines(DRIFT, drift, "paper", without_shares)
+        return circle_weights(*(torch.from_numpy(x) for x in (cosines, common, circles.sizes))).numpy()
 
     def written(self, client: Client, round: int, name: str) -> Tensor:
         """What a letter of the client has under this name, whether or not it wrote one this round."""
