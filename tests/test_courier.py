@@ -231,25 +231,6 @@ def test_couriers_of_kin_are_averaged_and_no_others() -> None:
         assert torch.equal(after[name], value), f"{name} is not the courier's"
 
 
-def test_everybody_may_be_kin() -> None:
-    """Whatever the drifts: two clusters, of which one client is alone."""
-    part = build_part(recipe(clients=4, method={"kin": "all"}, partition={"clusters": 2, "sizes": [3, 1]}))
-    part.engine.train_all(part.clients, 0)
-    expected = torch.stack([flatten(client.model.own[COURIER]) for client in part.clients]).double().mean(0)
-    part.method.absorb_all(0, inboxes_of(part, 0))
-    for client in part.clients:
-        assert row_of(client, 4).tolist() == [0.25] * 4
-        torch.testing.assert_close(flatten(client.model.own[COURIER]).double(), expected, atol=1e-6, rtol=1e-5)
-        assert part.method.wants(client, 2).tolist() == [other for other in range(4) if other != client.id]
-    assert not part.method.learns_graph()
-
-
-def test_who_is_kin_changes_no_fingerprint_of_before() -> None:
-    assert "kin" in recipe().settings()["method"]
-    assert recipe().fingerprint() == recipe(method={"kin": "learned"}).fingerprint()
-    assert recipe().fingerprint() != recipe(method={"kin": "all"}).fingerprint()
-
-
 def test_a_letter_carries_the_courier_and_its_drift_alone() -> None:
     part = build_part(recipe())
     look_around(part.method, part.clients, None, part.topology, 0)

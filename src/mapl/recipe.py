@@ -302,8 +302,6 @@ class Recipe(Section):
             tree["network"].pop("mixing")
         if tree["network"]["topology"]["digest"] is None:
             tree["network"]["topology"].pop("digest")
-        if tree["method"].get("kin") == "learned":  # of couriers, also of methods that were not imported
-            tree["method"].pop("kin")
         # As in runs from before there was a choice.
         for section, keys in LATER.items():
             defaults = type(getattr(self, section))().model_dump(mode="json")

@@ -76,10 +76,6 @@ class Circles:
         result[self._theirs], result[self._mine] = theirs, mine
         return result
 
-    def evenly(self) -> NDArray[np.float64]:
-        """(P,) the same weight for all members of a circle."""
-        return np.repeat(1 / self.sizes, self.sizes)
-
     def spans(self) -> Iterator[tuple[Client, int, int]]:
         """Each client, and where its circle starts and ends."""
         return zip(self.clients, self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True)

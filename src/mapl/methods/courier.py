@@ -64,11 +64,6 @@ class CourierSettings(ContrastSettings, CourierNetworkSettings):
         lt=1,
         description="With share 'held-out': the share of the training images of each class that is held out.",
     )
-    kin: Literal["learned", "all"] = Field(
-        "learned",
-        description="Whose couriers are averaged. 'learned': those of clients with similar data; 'all': everybody's, "
-        "for clients that share all classes, but unevenly.",
-    )
     every: int = Field(1, ge=1, description="Rounds between letters. In between, the teacher of who has kin stays.")
 
 
@@ -95,7 +90,7 @@ class Courier(WithCourier[CourierSettings]):
     augmentation = "contrastive"
     answers_with = ("backbone", TEACHER)
     averages = True
-    unread_without_letters = frozenset({"every", "kin"})
+    unread_without_letters = frozenset({"every"})
 
     def __init__(self, settings: CourierSettings):
         super().__init__(settings)
@@ -176,7 +171,7 @@ class Courier(WithCourier[CourierSettings]):
         return self.writes(round) and number & (number - 1) == 0
 
     def learns_graph(self) -> bool:
-        return self.settings.kin == "learned"
+        return True
 
     def letter(self, client: Client, round: int) -> Letter | None:
         if not self.writes(round):
@@ -231,7 +226,7 @@ class Courier(WithCourier[CourierSettings]):
         for group in groups((client, self.fitting(client, inbox)) for client, inbox in pairs):
             circles = Circles(group)
             with part("graph"):
-                weights = self.kin(circles, round) if self.learns_graph() else circles.evenly()
+                weights = self.kin_of(circles, round)
             self.mix(circles, weights, round)
             for (client, start, end), inbox in zip(circles.spans(), circles.inboxes, strict=True):
                 remember(client, inbox, circles.ids[start:end], weights[start:end])
@@ -241,7 +236,7 @@ class Courier(WithCourier[CourierSettings]):
             client.state[START].copy_(head_of(client.model.own[COURIER]))
             self._written.pop(client.id, None)
 
-    def kin(self, circles: Circles, round: int) -> NDArray[np.float64]:
+    def kin_of(self, circles: Circles, round: int) -> NDArray[np.float64]:
         """(P,) how much each client listens to the members of its circle."""
 
         def drift(client: Client) -> Tensor:
