@@ -156,6 +156,7 @@ def draw(runs: Mapping[str, Runs], path: Path) -> None:
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, grid = plt.subplots(1, len(runs), figsize=(1 + 3.6 * len(runs), 3.8), layout="constrained", squeeze=False)
     for axes, (data, some) in zip(grid[0], runs.items(), strict=True):
@@ -168,6 +169,9 @@ def draw(runs: Mapping[str, Runs], path: Path) -> None:
             for size, height, every in zip(sizes, percent, shared, strict=True):
                 axes.annotate(f"{every}", (size, height), textcoords="offset points", xytext=(4, 5), fontsize=8)
         axes.set(xscale="log", xlabel="MB sent in the whole run", title=data)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.spines[["top", "right"]].set_visible(False)
     grid[0][0].set_ylabel("answers, %")
     grid[0][0].legend(frameon=False)

@@ -33,6 +33,7 @@ SETTINGS: dict[str, Tree] = {
     "10 clients, Dirichlet(1), 45 rounds": {"partition": {"scheme": "dirichlet", "alpha": 1.0}},
     "10 clients in two clusters, 45 rounds": {"partition": {"scenario": 1}},
     "10 clients in clusters of 4, 3 and 3, 45 rounds": {"partition": {"scenario": 1, "clusters": 3}},
+    "4 clients, two clusters that share four of seven classes, 45 rounds": {"clients": 4, "partition": {"scenario": 2}},
 }
 ARMS: dict[str, Tree] = {
     "kin": {"method": {"name": "courier"}},

@@ -5,6 +5,9 @@ with before. So two clients with data alike move their heads alike. This needs n
 
 A client sums its updates: drift ← drift + kept · update. A round counts by how much of the update before it was `kept`
 by the mix. So the drift stays what it was when the client and its kin have converged, and nothing is forgotten.
+
+Where shares are uneven, drifts differ by how often each class occurs, and nobody may look like kin. Who has too few
+takes those with whom it has classes in common, by drifts without that part (`without_shares`).
 """
 
 from __future__ import annotations
