@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import mapl
 from conftest import deliver, inboxes_of, parameters, play, row_of, small
 from mapl import Client, MaplError, Recipe
-from mapl.kinship import COMMON, ENOUGH, circle_weights, direction, kept, update_of, without_shares
+from mapl.kinship import CLOSE, COMMON, circle_weights, direction, kept, update_of, without_shares
 from mapl.losses import distillation
 from mapl.methods._courier import courier_of, head_of
 from mapl.methods._mixing import copy_networks, flatten, length_of, load_all_flat, load_flat, shared_tensors
@@ -171,10 +171,10 @@ def test_kin_have_equal_weights_and_others_none(members: list[list[tuple[float, 
     sizes = torch.tensor([len(circle) for circle in whole])
     weights = torch.split(circle_weights(cosines, common, sizes), sizes.tolist())
     for row, circle in zip(weights, whole, strict=True):
-        near = math.fsum(max(x, 0) for x, _ in circle[1:])
-        if abs(near - ENOUGH) > 1e-9:  # else rounding decides
-            kin = [x > 0 or (near < ENOUGH and shared > COMMON) for x, shared in circle]
-            np.testing.assert_allclose(row.numpy(), np.array(kin) / sum(kin))
+        others = [x for x, _ in circle[1:]]
+        close = not others or max(others) >= CLOSE
+        kin = [x > 0 or (not close and shared > COMMON) for x, shared in circle]
+        np.testing.assert_allclose(row.numpy(), np.array(kin) / sum(kin))
 
 
 @given(numbers, st.lists(st.floats(-3, 3), min_size=3, max_size=3))

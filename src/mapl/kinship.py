@@ -6,8 +6,8 @@ with before. So two clients with data alike move their heads alike. This needs n
 A client sums its updates: drift ← drift + kept · update. A round counts by how much of the update before it was `kept`
 by the mix. So the drift stays what it was when the client and its kin have converged, and nothing is forgotten.
 
-Where shares are uneven, drifts differ by how often each class occurs, and nobody may look like kin. Who has too few
-takes those with whom it has classes in common, by drifts without that part (`without_shares`).
+Where shares are uneven, drifts differ by how often each class occurs, and nobody may look like kin. Who hears nobody
+close takes those with whom it has classes in common, by drifts without that part (`without_shares`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ What changes no answer is taken out of an update (`update_of`), so clients witho
 raises the scores of its classes, and lowers those of the other's. Clients that share some of them are in between.
 """
 
-ENOUGH = 1.0
-"""What the cosines of a client's kin add up to at least: one with the same data. Who has less takes others, too."""
+CLOSE = 0.7
+"""The cosine from which a client's data are much like one's own. Who hears nobody so close takes others, too."""
 
 COMMON = 0.1
 """The cosine of drifts `without_shares` above which two clients have classes in common."""
@@ -77,8 +77,8 @@ def without_shares(drift: Tensor) -> Tensor:
 def circle_weights(cosines: Tensor, common: Tensor, sizes: Tensor) -> Tensor:
     """How much each client listens to the members of its circle: equally to kin, not at all to others.
 
-    Kin are those with a cosine above 0. If their cosines add up to less than `ENOUGH`, so are all who have classes in
-    common with the client, however unevenly.
+    Kin are those with a cosine above 0. If the largest is below `CLOSE`, so are all who have classes in common with the
+    client, however unevenly.
 
     Circles of several clients are concatenated. The cosine of a client with itself is 1, so it is always its own kin.
 
@@ -92,9 +92,9 @@ def circle_weights(cosines: Tensor, common: Tensor, sizes: Tensor) -> Tensor:
     """
     of = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
 
-    def total(values: Tensor) -> Tensor:
-        return torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, of, values.double())
+    def count(members: Tensor) -> Tensor:
+        return torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, of, members.double())
 
-    near = total(cosines.clamp_min(0)) - 1  # without the client itself
-    kin = (cosines > KIN) | ((near < ENOUGH)[of] & (common > COMMON))
-    return kin.double() / total(kin)[of]
+    nobody_close = count(cosines >= CLOSE) == 1  # the client itself
+    kin = (cosines > KIN) | (nobody_close[of] & (common > COMMON))
+    return kin.double() / count(kin)[of]

@@ -72,8 +72,8 @@ class Courier(WithCourier[CourierSettings]):
 
     Every client trains two networks: its own, of any architecture, and the courier, which has the same architecture and
     the same first weights everywhere. The courier learns from labels. Letters carry it, and a client averages it with
-    those of its kin: clients whose training moves the courier's head as its own does (`mapl.kinship`), and where they
-    are few, whoever has classes in common. The mixed
+    those of its kin: clients whose training moves the courier's head as its own does (`mapl.kinship`), and where
+    nobody is close, whoever has classes in common. The mixed
     courier is copied. Through the next round the own network learns from labels, from MAPL's losses and, by
     distillation, from that copy, the teacher, which is frozen: it has seen its kin's data, and it has not just been
     trained on the client's own images. The client answers with its own network and the teacher.
