@@ -74,7 +74,7 @@ def test_the_weights_of_a_run_are_those_that_its_clients_had(tmp_path: Path) -> 
     for (line, matrix), t in zip(record.graphs(), range(5), strict=True):
         assert line.round == t
         assert torch.equal(matrix, record.weights(t))
-    with pytest.raises(IndexError):
+    with pytest.raises(MaplError, match="no round 5"):
         record.weights(5)
 
 
