@@ -97,7 +97,7 @@ def test_the_variant_of_the_guide_mixes_with_its_own_weight_and_shares_the_contr
     recipe = Recipe.of(clients=4, rounds=1, method="stubborn:Stubborn", partition={"shots": 2})
     assert control_of(recipe).method.name == "courier"
     given = []
-    monkeypatch.setattr(Courier, "mix", lambda self, circles, weights: given.append((circles, weights)))
+    monkeypatch.setattr(Courier, "mix", lambda self, circles, weights, round: given.append((circles, weights)))
     mapl.run(recipe, tmp_path / "run")
     ((circles, weights),) = given
     rows = [(client.id, circles.ids[start:end], weights[start:end]) for client, start, end in circles.spans()]
