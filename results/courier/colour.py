@@ -150,6 +150,8 @@ def operations(name: str) -> float:
 
 def page(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:
     how = "--little" if options.little else f"--rounds {options.rounds}"
+    if options.couriers != list(CANDIDATES):
+        how += f" --couriers {' '.join(options.couriers)}"
     words = [
         "# Couriers for colour images",
         "",
